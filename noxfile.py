@@ -20,6 +20,7 @@ BENCHMARKS = {
     "train": "tests/bench/train.py",
     "train-data": "tests/bench/train_data.py",
     "train-quality": "tests/bench/train_quality.py",
+    "width-transfer": "tests/bench/width_transfer.py",
     "stream-quality": "tests/bench/stream_quality.py",
     "convert": "tests/bench/convert.py",
     "monitor": "tests/bench/monitor.py",

@@ -34,7 +34,7 @@ def main(build: Path) -> None:
 
 
 class Site:
-    """The files of the site, found by following links from those that it begins with."""
+    """The files of the site: the pages in `texts`, and every file that they link, directly or through other pages."""
 
     def __init__(self, texts: dict[str, str]):
         self._waiting = {path: text.encode() for path, text in texts.items()}
@@ -50,11 +50,11 @@ class Site:
             yield page, content
 
     def _need(self, path: str, origin: str) -> bool:
-        there = links.ROOT / path
-        if path not in self._known and there.is_file():
+        source = links.ROOT / path
+        if path not in self._known and source.is_file():
             self._known.add(path)
-            self._waiting[path] = there.read_bytes()
-        if path not in self._known and not there.is_dir():
+            self._waiting[path] = source.read_bytes()
+        if path not in self._known and not source.is_dir():
             raise links.BrokenLink(f"{origin}: links {path}, which is not there")
         return path in self._known
 

@@ -87,6 +87,7 @@ def main() -> None:
         if rope.get("rope_type", "default") != "default":
             values["rope_scaling"] = {key: value for key, value in rope.items() if key != "rope_theta"}
         kept = {key: value for key, value in values.items() if key not in NOT_OF_MODELS and not key.startswith("_")}
+        kept["lt_preset"] = name
         rows.update({identifier: dict(sorted(kept.items())) for identifier in published.split()})
     lines = ",\n".join(f"  {json.dumps(name)}: {json.dumps(row)}" for name, row in sorted(rows.items()))
     TABLE.write_text(f'{{"source": "transformers {transformers.__version__}",\n "models": {{\n{lines}\n}}}}\n')

@@ -82,7 +82,7 @@ SWITCHED_ON: dict[str, dict[str, dict[str, Any]]] = {
         r"exit_signal": {"exit_signal_handler": True},
         r"async_save|profile": {"save": "/s"},
         r".*loss_scale.*|hysteresis": {"fp16": True},
-        r"lr_wsd_.*": {"lr_decay_style": "WSD"},
+        r"lr_wsd_.*": {"lr_decay_style": "WSD", "lr_wsd_decay_iters": 5},
         r"sft_.*": {"sft": True},
     },
     "megatron_bridge": {

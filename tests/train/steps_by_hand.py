@@ -227,6 +227,51 @@ def repeated(prefix: str) -> dict[str, Any]:
     return {"first": losses(), "second": losses(), "other": losses("--seed", "7")}
 
 
+def width_transfer(prefix: str) -> dict[str, Any]:
+    """Deviations of the initial weights, their largest change in one step by matrix, and sizes after some steps by width."""
+    plain = ("--lr", "0.01", "--lr-warmup-iters", "0", "--weight-decay", "0", "--clip-grad", "0", "--lr-decay-style", "constant")
+    transfer = ("--use-mup", "--mup-base-hidden-size", "16")
+    steps = {}
+    for name, options in {"mup": (*plain, *transfer, "--use-distributed-optimizer"), "plain": plain}.items():
+        run = Run(prefix, *options, "--untie-embeddings-and-output-weights")
+        before = run.weights()
+        run.step()
+        after = run.weights()
+        steps[name] = {
+            weight: [float(before[weight].std()), float((after[weight] - before[weight]).abs().max())] for weight in before
+        }
+    sizes = {
+        name: {width: _sizes_after_steps(prefix, width, *plain, *options) for width in (32, 128)}
+        for name, options in {"mup": (*transfer, "--mup-base-head-dim", "16"), "plain": ()}.items()
+    }
+    return {"steps": steps, "sizes": sizes}
+
+
+def _sizes_after_steps(prefix: str, width: int, *options: str) -> list[float]:
+    """Root mean squares of the change of the last block's output and of the logits, by five steps on the same tokens."""
+    from lt_train.models.chunks import unwrap
+
+    heads = ("--kv-channels", "16", "--num-attention-heads", str(width // 16), "--num-query-groups", str(width // 16))
+    run = Run(prefix, "--hidden-size", str(width), "--ffn-hidden-size", str(2 * width), *heads, *options)
+    model = unwrap(run.state.chunks[0])
+    tokens = torch.randint(run.plan.architecture.vocab_size, (1, 16), generator=torch.Generator().manual_seed(0))
+    seen: list[torch.Tensor] = []
+    model.decoder.layers[-1].register_forward_hook(
+        lambda module, inputs, output: seen.append(output[0] if isinstance(output, tuple) else output)
+    )
+
+    @torch.no_grad()
+    def outputs() -> list[torch.Tensor]:
+        seen.clear()
+        logits = model(tokens, torch.arange(16).expand_as(tokens), None)
+        return [seen[0].clone(), logits[..., : run.plan.architecture.vocab_size].clone()]
+
+    before = outputs()
+    for _ in range(5):
+        run.step()
+    return [float((new - old).square().mean().sqrt()) for old, new in zip(before, outputs(), strict=True)]
+
+
 def token_average(prefix: str) -> dict[str, Any]:
     """The first step if the tokens of the last rank count 1, 0 and 0.5 times: its loss and the norm of its gradients."""
     options = {"micro batches": (), "tokens": ("--calculate-per-token-loss",)}
@@ -535,6 +580,7 @@ SCENARIOS: tuple[Callable[[str], Any], ...] = (
     repeated,
     z_loss,
     token_average,
+    width_transfer,
     expert_routing,
     fused_layers,
     overlapped,

@@ -3,6 +3,7 @@
 Both have the same weights. megatron-core's has its own layers, without anything of lt-train.
 """
 
+import dataclasses
 from typing import Any
 
 import families
@@ -32,7 +33,7 @@ def stock(plan: Any, where: torch.device) -> Any:
 
     # The router of 0.16 asks for a name that it has with TransformerEngine only.
     vars(moe_utils).setdefault("te_general_gemm", None)
-    architecture, config = plan.architecture, transformer_config(plan, where)
+    architecture, config = plan.architecture, _with_mup(transformer_config(plan, where), plan.optimization.mup)
     is_gpt = architecture.family == "gpt"
     model = GPTModel(
         config,
@@ -46,6 +47,36 @@ def stock(plan: Any, where: torch.device) -> Any:
     if not is_gpt:
         model.rotary_pos_emb.inv_freq = rope.inverse_frequencies(architecture, plan.batches.seq_length)
     return model
+
+
+def _with_mup(config: Any, mup: Any) -> Any:
+    """megatron-core finds the scale of scores and the multipliers itself, from 0.19 on."""
+    if mup is None:
+        return config
+    options = {f"mup_{name}": value for name, value in dataclasses.asdict(mup).items() if name != "width_multiplier"}
+    named = {field.name: getattr(config, field.name) for field in dataclasses.fields(config) if field.init}
+    return type(config)(**named | options | {"use_mup": True, "softmax_scale": None})
+
+
+def rates(parameters: dict[str, Any], plan: Any) -> dict[str, list[str]]:
+    """Of megatron-core's model: the parameters that its muP and lt-train's groups give other settings."""
+    from megatron.core.optimizer import OptimizerConfig, get_mup_config_overrides
+
+    from lt_train.optim import optimizer
+
+    updates = plan.optimization
+    config = OptimizerConfig(lr=updates.lr, min_lr=updates.min_lr, adam_eps=updates.adam_eps)
+    theirs = get_mup_config_overrides(config, updates.width_multiplier)
+    ours = optimizer.width_overrides(config, updates.width_multiplier)
+    found = {}
+    for name, parameter in parameters.items():
+        settings = [
+            [value for key, value in overrides.items() if "max_lr" in value and key.matches(parameter, name)]
+            for overrides in (ours, theirs)
+        ]
+        if settings[0] != settings[1]:
+            found[name] = list(map(str, settings))
+    return found
 
 
 def of_each_expert(tensors: dict[str, Any]) -> dict[str, Any]:
@@ -131,6 +162,8 @@ def differences(arguments: list[str], where: torch.device) -> dict[str, Any]:
             # part of a linear layer that is not there.
             entry = stock_entries[f"decoder.layers.{number}.pre_mlp_layernorm.weight"]
             entry[1] = entry[1].replace("mlp.linear_fc1.layer_norm_", "pre_mlp_layernorm.")
+    if plan.optimization.mup:
+        found["rates"] = rates(dict(theirs.named_parameters()), plan)
     parameters, stock_parameters = dict(ours.named_parameters()), dict(theirs.named_parameters())
     return found | {
         "names": [] if names == stock_names else [names, stock_names],

@@ -349,6 +349,20 @@ def section_options(trees: tuple[Tree, ...], section: str, module: str, name: st
             yield Option(f"{section}.{key}", field_default(field), line(source.tree, source.path, field))
 
 
+def bridge_providers(trees: tuple[Tree, ...]) -> Iterator[Option]:
+    """The classes of `model` with the defaults in which they differ from GPTModelProvider's."""
+    bridge = trees[0]
+    base = {key: field_default(field) for key, (field, _) in dataclass_fields(trees, *MODELS[0]).items()}
+    for path in sorted(path for path in bridge.paths if path.startswith("src/megatron/bridge/models/") and path.endswith(".py")):
+        module = path.removeprefix("src/").removesuffix(".py").replace("/", ".")
+        for node in ast.walk(bridge.module(path)):
+            if isinstance(node, ast.ClassDef) and node.name.endswith("Provider"):
+                fields = {key: field_default(field) for key, (field, _) in dataclass_fields(trees, module, node.name).items()}
+                if base.keys() <= fields.keys() and "vision_config" not in fields:
+                    own = {key: value for key, value in fields.items() if value != base.get(key, COMPUTED) and value != COMPUTED}
+                    yield Option(node.name, own, line(bridge, path, node))
+
+
 # TorchTitan
 
 
@@ -449,6 +463,9 @@ def main(mirrors: Path) -> None:
         options,
         {key: option.default for key, option in options.items()},
     )
+    options = merged([list(bridge_providers(pair)) for pair in pairs])
+    trees = [part for pair in pairs for part in pair]
+    write("megatron_bridge_providers", trees, options, {key: option.default for key, option in options.items()})
     trees = [tree(TITAN, revision) for revision in TITAN_VERSIONS]
     options = merged([list(titan_options((version,))) for version in trees])
     write("torchtitan", trees, options, {key: option.default for key, option in options.items()})

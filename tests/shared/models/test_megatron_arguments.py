@@ -58,7 +58,6 @@ def test_megatrons_defaults_are_read() -> None:
         ({"normalization": "LayerNorm"}, "normalization is 'LayerNorm' with rope positions, expected 'RMSNorm'"),
         ({"swiglu": False}, "swiglu is False"),
         ({"multi_latent_attention": True}, "have no 'q_lora_rank'"),
-        ({"use_mup": True}, "use_mup is True"),
         ({"qk_l2_norm": True}, "qk_l2_norm is True"),
         ({"num_experts": 8, "moe_layer_freq": 2}, "moe_layer_freq is 2, and only first layers without experts"),
         ({"num_experts": 8, "moe_layer_freq": [0, 1]}, r"moe_layer_freq is \[0, 1\]"),

@@ -33,7 +33,7 @@ def test_saved_groups_take_the_schedule_of_the_present_ones_that_they_are() -> N
     """Those that do not decay are told apart, under NeMo's names too; a group that this run does not have stays as it is."""
     decays = {"wd_mult": 1.0, "lr_mult": 1.0, "is_expert_parallel": False, "is_decoupled_lr": False, "max_lr": 5.0, "min_lr": 4.0}
     decays |= {"params": [0], "step": 9}
-    present = [decays, decays | {"wd_mult": 0.0, "max_lr": 3.0}]
+    present = [decays, decays | {"wd_mult": 0.0, "min_lr": 3.0}]
     structure = {"is_expert_parallel": False, "is_decoupled_lr": False}
     groups = [
         {"pre_wd_mult": 0.0, "pre_lr_mult": 1.0, **structure, "max_lr": 9.0, "min_lr": 8.0, "start_wd": 7.0},
@@ -44,10 +44,25 @@ def test_saved_groups_take_the_schedule_of_the_present_ones_that_they_are() -> N
     ]
     optimizer_state.take_schedule({"0": {"optimizer": {"param_groups": groups}}}, present)
     assert [{key: group.get(key) for key in optimizer_state.SCHEDULE} for group in groups] == [
-        {"max_lr": 3.0, "min_lr": 4.0, "start_wd": None, "end_wd": None},
+        {"max_lr": 5.0, "min_lr": 3.0, "start_wd": None, "end_wd": None},
         {"max_lr": 5.0, "min_lr": 4.0, "start_wd": None, "end_wd": None},
         {"max_lr": 9.0, "min_lr": None, "start_wd": None, "end_wd": None},
         {"max_lr": None, "min_lr": None, "start_wd": None, "end_wd": None},
         {"max_lr": None, "min_lr": None, "start_wd": None, "end_wd": None},
     ]
     assert (groups[1]["params"], groups[1]["step"]) == ([7], 3)
+
+
+def test_groups_of_other_rates_are_told_apart_in_both_forms_of_megatron_core() -> None:
+    """With muP, 0.19 has the rate alone; before, a multiplier distinguishes the groups. The checkpoint's rates are double."""
+    structure = {"wd_mult": 1.0, "is_expert_parallel": False, "is_decoupled_lr": False}
+    forms = {"0.16": 0.25, "0.19": 1.0}
+    for multiplier in forms.values():
+        present = [structure | {"lr_mult": 1.0, "max_lr": 8.0}, structure | {"lr_mult": multiplier, "max_lr": 2.0}]
+        for stored in forms.values():
+            groups = [structure | {"lr_mult": 1.0, "max_lr": 16.0}, structure | {"lr_mult": stored, "max_lr": 4.0}]
+            # Another optimizer of the same checkpoint, whose only group has the lower rate.
+            experts = structure | {"lr_mult": stored, "max_lr": 4.0, "is_expert_parallel": True}
+            here = [*present, present[1] | {"is_expert_parallel": True}]
+            optimizer_state.take_schedule({"0": {"param_groups": groups}, "1": {"param_groups": [experts]}}, here)
+            assert [*groups, experts] == here

@@ -23,7 +23,7 @@ SHAPE = "--num-layers 4 --hidden-size 64 --num-attention-heads 4 --seq-length 64
 COMMAND = ["pretrain_gpt.py", *f"{SHAPE} --micro-batch-size 1 --global-batch-size 8 --train-iters 10".split()]
 BRIDGE = {
     "_target_": "megatron.bridge.training.config.ConfigContainer",
-    "model._target_": "megatron.bridge.models.llama.llama_provider.LlamaModelProvider",
+    "model._target_": "megatron.bridge.models.gpt_provider.GPTModelProvider",
     "model.num_layers": 4,
     "train.train_iters": 100,
 }
@@ -181,6 +181,14 @@ def test_rows_name_options() -> None:
         ({"moe_use_upcycling": True}, "moe_use_upcycling", Effect.RUN),
         ({"skip_train": True}, "skip_train", Effect.RUN),
         ({"optimizer": "sgd"}, "optimizer", Effect.RUN),
+        # OptimizerParamScheduler asserts that a WSD schedule has a decay.
+        ({"lr_decay_style": "WSD"}, "lr_decay_style", Effect.RUN),
+        ({"allow_ambiguous_pad_tokens": True}, "allow_ambiguous_pad_tokens", Effect.RUN),
+        ({"tokenizer_type": "NullTokenizer", "null_tokenizer_pad_id": 0}, "null_tokenizer_pad_id", Effect.RUN),
+        ({"null_tokenizer_pad_id": 0}, "null_tokenizer_pad_id", Effect.NONE),
+        ({"no_position_embedding": True}, "no_position_embedding", Effect.MODEL),
+        ({"init_model_with_meta_device": True}, "init_model_with_meta_device", Effect.RESULT),
+        ({"save": "/x", "load": "/x", "override_ckpt_iteration": 3}, "override_ckpt_iteration", Effect.RUN),
         ({"optimizer": "lion"}, "optimizer", Effect.RUN),
         ({"optimizer": "muon"}, "muon_momentum", Effect.RUN),
         ({"optimizer": "muon", "muon_momentum": 0.95}, "muon_momentum", Effect.NONE),
@@ -258,6 +266,8 @@ def test_options_of_megatron_lm(values: dict[str, Any], key: str, effect: Effect
         # Megatron-DeepSpeed's schedule in tokens: of 64 tokens a sample, of 8 samples a step.
         ({"lr_decay_tokens": 2560, "lr_warmup_tokens": 512}, {"lr_decay_iters": 5, "lr_warmup_iters": 1}),
         ({"use_z_loss": True}, {"z_loss_coeff": 1e-4}),
+        ({"use_mup": True, "mup_base_hidden_size": 32, "mup_width_mult": 3}, {"use_mup": True, "mup_base_hidden_size": 32}),
+        ({"mup_base_hidden_size": 32}, {"mup_base_hidden_size": None}),
         ({"glu_activation": "swiglu"}, {"swiglu": True}),
         ({"rampup_batch_size": [2, 2, 8]}, {"rampup_batch_size": [2, 2, 8]}),
         ({"step_batch_size_schedule": "0:384 200B:768"}, {"step_batch_size_schedule": "0:384 200B:768"}),
@@ -304,6 +314,13 @@ def test_carried_options_of_megatron_lm(values: dict[str, Any], carried: dict[st
             "checkpoint.finetune",
             Effect.RUN,
         ),
+        (bridge, {"dataset.dataloader_load": "/d"}, "dataset.dataloader_load", Effect.RUN),
+        (bridge, {"checkpoint.custom_manager_class": "mine.Manager"}, "checkpoint.custom_manager_class", Effect.RUN),
+        (bridge, {"model.params_dtype": "torch.bfloat16"}, "model.params_dtype", Effect.RUN),
+        (bridge, {"model.params_dtype": "torch.bfloat16", "model.bf16": True}, "model.params_dtype", Effect.NONE),
+        (bridge, {"model.bf16": True, "mixed_precision.grad_reduce_in_fp32": True}, "model.bf16", Effect.RUN),
+        (bridge, {"model.fp8": "hybrid"}, "model.fp8_recipe", Effect.RESULT),
+        (nemo_file, {"model.optim.name": "fused_adam_of_a_fork"}, "model.optim.name", Effect.RUN),
         (bridge, {"peft._target_": "megatron.bridge.peft.lora.LoRA", "peft.dim": 16}, "peft.dim", Effect.RUN),
         (bridge, {"dataset._target_": "megatron.bridge.data.FinetuningDatasetConfig"}, "dataset._target_", Effect.RUN),
         (bridge, {"dataset.dataloader_type": "cyclic"}, "dataset.dataloader_type", Effect.RUN),
@@ -485,6 +502,12 @@ def test_keys_of_files(translate: Callable[..., Translation], values: dict[str, 
         (bridge, {"scheduler.lr_warmup_init": 1e-6}, {"lr_warmup_init": 1e-6}),
         (
             bridge,
+            {"model.use_mup": True, "model.mup_base_hidden_size": 32, "model.mup_width_mult": 2.0, "model.softmax_scale": 0.0625},
+            {"use_mup": True, "mup_base_hidden_size": 32},
+        ),
+        (bridge, {"model.mup_embedding_mult": 2.0}, {"mup_embedding_mult": None}),
+        (
+            bridge,
             {
                 "scheduler.weight_decay_incr_style": "linear",
                 "scheduler.start_weight_decay": 0.1,
@@ -509,6 +532,23 @@ def test_keys_of_files(translate: Callable[..., Translation], values: dict[str, 
         ),
         (bridge, {"model.recompute_modules": ["core_attn", "moe_act"]}, {"recompute_modules": "core_attn"}),
         (bridge, {"mixed_precision.bf16": True, "mixed_precision.grad_reduce_in_fp32": False}, {"grad_reduce_in_bf16": True}),
+        (bridge, {}, {"hidden_dropout": 0.1, "attention_dropout": 0.1, "position_embedding_type": "learned_absolute"}),
+        (bridge, {"model.hidden_size": 64}, {"ffn_hidden_size": 256}),
+        # Defaults of the classes, which a file of one's own may leave out.
+        (
+            bridge,
+            {"model._target_": "megatron.bridge.models.llama.llama_provider.LlamaModelProvider"},
+            {"hidden_dropout": 0.0, "normalization": "RMSNorm", "swiglu": True, "disable_bias_linear": True},
+        ),
+        (
+            bridge,
+            {"model._target_": "megatron.bridge.models.qwen.qwen_provider.Qwen3ModelProvider", "model.rotary_base": 10000.0},
+            {"qk_layernorm": True, "norm_epsilon": 1e-6, "rotary_base": 10000.0, "kv_channels": 128, "num_query_groups": 8},
+        ),
+        (bridge, {"mixed_precision": "bf16_mixed"}, {"bf16": True}),
+        (bridge, {"scheduler.max_steps": 500}, {"lr_decay_iters": 500}),
+        (bridge, {"scheduler.lr_decay_style": "WSD", "scheduler.lr_decay_iters": 90}, {"lr_wsd_decay_iters": 90}),
+        (bridge, {"model.transformer.hidden_size": 64}, {"hidden_size": 64}),
         (bridge, {}, {"weight_decay": 0.01, "adam_beta2": 0.999, "lr_decay_style": "linear", "lr_warmup_iters": 0}),
         (
             nemo_file,

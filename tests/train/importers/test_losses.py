@@ -110,7 +110,7 @@ def test_two_commands_are_not_chosen_between(tmp_path: Path) -> None:
 
 SWITCHES = (
     *("squared-relu", "openai-gelu", "quick-geglu", "rotary-interleaved", "attention-output-gate", "qk-l2-norm"),
-    *("apply-residual-connection-post-layernorm", "is-hybrid-model", "use-mup", "embed-layernorm"),
+    *("apply-residual-connection-post-layernorm", "is-hybrid-model", "embed-layernorm"),
     *("experimental-attention-variant dsa", "heterogeneous-layers-config-path x"),
 )
 

@@ -5,6 +5,7 @@ Families that GPTModel cannot express stand beside transformers' in test_models.
 
 import json
 import subprocess
+from importlib.metadata import version
 from typing import Any
 
 import nursery
@@ -27,6 +28,9 @@ MODELS = {
     "glm4-moe": ("--model", "tiny-glm4-moe", "--mtp-num-layers", "0"),
     **{name: ("--model", f"tiny-{name}") for name in ("qwen2", "qwen3", "mixtral", "qwen3-moe")},
 }
+if version("megatron-core").startswith("0.19"):
+    WIDE = ("--use-mup", "--mup-base-hidden-size", "16", "--mup-embedding-mult", "4", "--mup-base-head-dim", "8")
+    MODELS |= {"mup": (*MODELS["untied"], *WIDE), "mup-experts": (*MODELS["mixtral"], *WIDE)}
 # Of the largest number: roundings of float32 in sums of other orders, as attention without a matrix of scores has them.
 TOLERANCE = 1e-6
 
@@ -50,6 +54,7 @@ def test_losses_logits_and_gradients_are_those_of_megatron_core(model: str, diff
 def test_optimizers_and_checkpoints_see_the_same_parameters(model: str, differences: dict[str, dict[str, Any]]) -> None:
     found = differences[model]
     assert [found[name] for name in ("names", "marks", "entries")] == [[], [], []]
+    assert found.get("rates", {}) == {}
 
 
 def test_ranks_that_share_query_groups_compute_as_megatron_core() -> None:

@@ -74,6 +74,7 @@ def differences(dataset: Dataset, config_file: Path, deepseek_file: Path) -> dic
     commands = {
         "llama": ("--model", "tiny"),
         "mistral": ("--model", "tiny-mistral", *WINDOW),
+        "mup": ("--model", "tiny", "--use-mup", "--mup-base-hidden-size", "64", "--mup-embedding-mult", "3"),
         "qwen2": ("--model", "tiny-qwen2"),
         "qwen3": ("--model", "tiny-qwen3"),
         "mixtral": ("--model", "tiny-mixtral"),
@@ -97,7 +98,7 @@ def differences(dataset: Dataset, config_file: Path, deepseek_file: Path) -> dic
 
 
 @pytest.mark.parametrize(
-    "family", [*FAMILIES, *DEEPSEEKS, "llama3.2", "another scaling", "yarn", "linear", *FLAG_SETS, ONE_BY_ONE]
+    "family", [*FAMILIES, *DEEPSEEKS, "mup", "llama3.2", "another scaling", "yarn", "linear", *FLAG_SETS, ONE_BY_ONE]
 )
 def test_transformers_computes_the_same(family: str, differences: dict[str, dict[str, float]]) -> None:
     """In fp32. A window that is one token wider makes a difference of 1, another rope scaling one of 3e-3 and more."""

@@ -67,6 +67,25 @@ def test_losses_that_are_not_scaled_have_no_scale_to_read_from_the_device() -> N
     assert loss_scale(scaled) == 8
 
 
+def test_rates_and_first_weights_follow_the_width(found: Found) -> None:
+    """Four times the base width. The first step of AdamW changes a weight by its rate, if its gradient is well above epsilon."""
+    plain, scaled = found["width_transfer"]["steps"]["plain"], found["width_transfer"]["steps"]["mup"]
+    assert plain.keys() == scaled.keys()
+    for name in plain:
+        is_layer_matrix = "linear_" in name and "norm" not in name
+        assert scaled[name][1] == pytest.approx(0.0025 if is_layer_matrix else 0.01, rel=0.01), name
+        assert plain[name][1] == pytest.approx(0.01, rel=0.01), name
+        assert scaled[name][0] == pytest.approx(plain[name][0] / (2 if is_layer_matrix else 1), rel=1e-6), name
+
+
+def test_activations_change_alike_in_all_widths(found: Found) -> None:
+    """The coordinate check of muP: by the same steps, without it, the outputs of a wider model change more."""
+    sizes = found["width_transfer"]["sizes"]
+    growth = {name: [wide / narrow for narrow, wide in zip(*widths.values(), strict=True)] for name, widths in sizes.items()}
+    assert all(0.6 < ratio < 1.6 for ratio in growth["mup"]), growth
+    assert all(ratio > 2 for ratio in growth["plain"]), growth
+
+
 @pytest.mark.parametrize("family", ["llama", "gpt"])
 def test_norms_and_biases_have_no_weight_decay(family: str, found: Found) -> None:
     for step in found["weight_decay"][family]:

@@ -43,9 +43,9 @@ class LocalCheckpoint:
 
 @dataclasses.dataclass(frozen=True)
 class Recovery:
-    """`step` was the first after a failure, complete `seconds` after the step `before`, which was the last one before it.
+    """`before` was the last step before a failure, `step` the first after it, complete `seconds` later.
 
-    `repeated_steps` are those up to `before` that the checkpoint did not hold.
+    `repeated_steps` counts the steps up to `before` that were newer than the checkpoint.
     """
 
     seconds: float
@@ -65,7 +65,7 @@ class Recovery:
 class Started:
     """`step` was the first of its attempt, complete `seconds` after lt-train's start, on the first rank.
 
-    `phases` are the seconds of what came one after the other, `beside` of what ran meanwhile.
+    `phases` has the seconds of each phase of the start, in order; `beside` the seconds of work that ran at the same time.
     """
 
     seconds: float
@@ -82,7 +82,7 @@ class Started:
 
 
 def phases(text: bytes) -> dict[str, float]:
-    """Of the group of that name in STARTED."""
+    """Parse the group `phases` of STARTED into seconds by name."""
     return {match["name"].decode(errors="replace"): float(match["seconds"]) for match in _PHASE.finditer(text)}
 
 

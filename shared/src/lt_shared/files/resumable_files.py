@@ -32,7 +32,7 @@ from lt_shared.files.local_files import (
 def resumable(name: str, kept_bytes: int = 0) -> Iterator[IO[bytes]]:
     """Yield a file that becomes `name` when the block ends without an exception, and otherwise stays partial.
 
-    The file holds the first `kept_bytes` of what an earlier process left and is positioned after them; with 0 it is made anew.
+    The file holds the first `kept_bytes` bytes that an earlier process left, and is positioned after them; with 0 it is empty.
     Raises as `storage.publish`.
     """
     with _opened(name, kept_bytes, "wb") as file:
@@ -59,9 +59,9 @@ def sync(file: IO[bytes]) -> None:
 
 
 def holds(name: str, size_bytes: int, crc32: int | None = None) -> bool:
-    """Whether an earlier process left at least `size_bytes` of the output `name`, which nobody else could change since.
+    """Whether an earlier process left at least `size_bytes` of the output `name` in a file that no other user could change.
 
-    With `crc32` they are read back, at the speed of the disk, and must have that checksum.
+    With `crc32`, these bytes are read back, at the speed of the disk, and must have that checksum.
     """
     if size_bytes == 0:
         return True
@@ -101,10 +101,10 @@ def withdraw(name: str) -> None:
 
 @contextlib.contextmanager
 def locked(path: str, name: str) -> Iterator[IO[bytes]]:
-    """Open a file that one process at a time may open this way, unbuffered, for reading and writing; made if there is none.
+    """Open the file at `path`, unbuffered, for reading and writing; create it if it is missing. Lock it against other processes.
 
-    One that others could write to is made anew. The block may delete it. Raises, naming the output `name`: TryAgain when another
-    process has the file, CannotCreate when it cannot be made or belongs to another user.
+    A file that other users could write to is replaced by an empty one. The block may delete the file. Raises, naming the output
+    `name`: TryAgain if another process has locked the file, CannotCreate if it cannot be created or belongs to another user.
     """
     while True:
         with creating(name, missing_directory_hint(path)):
@@ -118,6 +118,7 @@ def locked(path: str, name: str) -> Iterator[IO[bytes]]:
         with os.fdopen(descriptor, "r+b", buffering=0) as file:
             lock(descriptor, name)
             if not is_at(descriptor, path):
+                # The process that held the lock has deleted or replaced the file meanwhile.
                 continue
             reason = ownership.reason_for_distrust(os.fstat(descriptor), os.path.dirname(path) or ".")
             if reason is not None:

@@ -37,9 +37,9 @@ def is_remote(path: str | os.PathLike[str]) -> bool:
 
 
 def store_of(path: str, connections: int | None = None) -> tuple[Any, str]:
-    """The filesystem of a remote path and its name there; an S3 store is reached over so many `connections`, 10 by default.
+    """Return fsspec's filesystem for a remote path, and the name of the path in it.
 
-    Raises Unavailable.
+    `connections` bounds the connections to an S3 store, by default 10. Raises Unavailable.
     """
     import fsspec
 
@@ -49,7 +49,7 @@ def store_of(path: str, connections: int | None = None) -> tuple[Any, str]:
         configured = fsspec.config.conf.get("s3", {}).get("config_kwargs", {})
         options["config_kwargs"] = {"max_pool_connections": connections, **configured}
     if path.startswith(("file://", "local://")):
-        # As a store does, which has no directories.
+        # A store has no directories: writing an object needs none. Local files behave alike with this option.
         options["auto_mkdir"] = True
     try:
         filesystem, key = fsspec.url_to_fs(path, **options)
@@ -63,7 +63,7 @@ def store_of(path: str, connections: int | None = None) -> tuple[Any, str]:
 
 
 def retry(operation: Callable[[], Result], what: str) -> Result:
-    """Call `operation`, again after 1, 2 and 4 seconds when a remote store fails in a way that may pass.
+    """Call `operation`, and repeat it after 1, 2 and 4 seconds if a remote store fails with an error that may be temporary.
 
     Raises: FileNotFoundError and the like at once, because a retry would not help; Unavailable when the store needs credentials,
     cannot be reached, or cannot do this at all; IoFailure after the last attempt.
@@ -86,7 +86,7 @@ def retry(operation: Callable[[], Result], what: str) -> Result:
 
 
 def warn_seldom(message: str) -> None:
-    """Warn, unless this process has done so just now: many requests fail together, and each attempt may take half a minute."""
+    """Warn at most every WARNING_SECONDS, because many requests fail together and each attempt may take half a minute."""
     global _warned
     with _warning:
         if _warned is not None and time.monotonic() - _warned < WARNING_SECONDS:
@@ -96,7 +96,10 @@ def warn_seldom(message: str) -> None:
 
 
 def _client_errors() -> tuple[type[Exception], ...]:
-    """What botocore raises before a server answers (s3fs has retried by then); it is no OSError and may not be installed."""
+    """Return botocore's errors, which are not OSErrors; none if botocore is not imported.
+
+    botocore raises them before a server answers, after s3fs has retried.
+    """
     botocore = sys.modules.get("botocore.exceptions")
     return (botocore.BotoCoreError,) if botocore else ()
 
@@ -135,7 +138,7 @@ def fingerprint(path: str | os.PathLike[str], refresh: bool = False) -> dict[str
     """A record that differs after a file was replaced or changed.
 
     Local: absolute path, size in bytes and modification time. Remote: full URL and the version that the store gives the object,
-    on S3 its ETag; `refresh` asks the store even if an earlier listing told. Raises NoInput when there is no such file.
+    on S3 its ETag; `refresh` asks the store instead of fsspec's cached listing. Raises NoInput when there is no such file.
     """
     name = os.fspath(path)
     try:
@@ -153,7 +156,7 @@ def fingerprint(path: str | os.PathLike[str], refresh: bool = False) -> dict[str
 
 
 def open_read(path: str | os.PathLike[str]) -> IO[bytes]:
-    """Open for reading. Raises NoInput, naming the path, when there is no such readable file, BadData for a stranger's link."""
+    """Open for reading. Raises NoInput if there is no such readable file, BadData for a link that another user made."""
     name = os.fspath(path)
     with reading(name):
         if not is_remote(name):
@@ -164,7 +167,7 @@ def open_read(path: str | os.PathLike[str]) -> IO[bytes]:
 
 @contextlib.contextmanager
 def reading(name: str) -> Iterator[None]:
-    """Within it, the errors of opening a file that is missing, or cannot be read, are raised as NoInput that names it."""
+    """Convert the errors of opening a missing or unreadable file in the body to NoInput, which names the file."""
     try:
         yield
     except FileNotFoundError:
@@ -188,7 +191,7 @@ def read_bytes(path: str | os.PathLike[str]) -> bytes:
 
 
 def read_record(path: str | os.PathLike[str]) -> bytes:
-    """As `read_bytes` for what lies beside data by its name. Raises BadData for a pipe there, which would be waited for."""
+    """Read a small file beside the data, like `read_bytes`. Raises BadData for a pipe, because reading a pipe could block."""
     name = os.fspath(path)
     if not is_remote(name) and is_special(name):
         raise BadData(f"{name}: not a regular file")
@@ -245,11 +248,12 @@ def files_below(directory: str | os.PathLike[str]) -> list[str]:
             continue
         visited.add((status.st_dev, status.st_ino))
         for names in (directories, files):
-            shown = [each for each in names if not each.startswith(".")]
-            unread = [each for each in shown if _is_left_out(os.path.join(parent, each), root)]
-            left_out += [os.path.join(parent, each) for each in unread]
-            names[:] = [each for each in shown if each not in unread]
-        paths += [os.path.join(parent, each) for each in files]
+            visible = [entry for entry in names if not entry.startswith(".")]
+            skipped = [entry for entry in visible if _is_left_out(os.path.join(parent, entry), root)]
+            left_out += [os.path.join(parent, entry) for entry in skipped]
+            # In place, because os.walk descends into the directories that remain in its list.
+            names[:] = [entry for entry in visible if entry not in skipped]
+        paths += [os.path.join(parent, file) for file in files]
     if left_out:
         more = f" and {len(left_out) - 1:,} more" if len(left_out) > 1 else ""
         warn(f"{min(left_out)}{more}: not read: no file, or a link that leads upwards; name it to read it")
@@ -257,7 +261,10 @@ def files_below(directory: str | os.PathLike[str]) -> list[str]:
 
 
 def _is_left_out(path: str, root: str) -> bool:
-    """A link to nothing is not: who opens it says that it is missing. `root` ends with a slash."""
+    """Whether `files_below` skips `path`: a pipe or device, or a link that leads upwards. `root` ends with a slash.
+
+    A link to nothing is not skipped: opening it raises NoInput with its name.
+    """
     if is_special(path):
         return True
     if not os.path.islink(path):
@@ -342,7 +349,7 @@ def publish(path: str | os.PathLike[str], mode: int | None = None) -> Iterator[I
 
 
 def write_bytes(path: str | os.PathLike[str], data: bytes) -> None:
-    """Publish a small file in one go; on a remote store that is one request."""
+    """Publish a small file at once: on a remote store with a single request."""
     name = os.fspath(path)
     if is_remote(name):
         filesystem, key = store_of(name)

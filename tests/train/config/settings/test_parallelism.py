@@ -31,6 +31,7 @@ CP2 = ("--context-parallel-size", "2")
 CP4 = ("--context-parallel-size", "4")
 EP2 = ("--expert-model-parallel-size", "2")
 SP = ("--sequence-parallel",)
+WIDE = ("--use-mup", "--mup-base-hidden-size", "32", "--mup-embedding-mult", "2", "--mup-output-mult", "2")
 VPP2 = ("--num-virtual-stages-per-pipeline-rank", "2")
 ZERO = ("--use-distributed-optimizer",)
 DP2 = ("--ranks", "2", *ONE)
@@ -45,6 +46,8 @@ FAMILIES = {
     "documents": ("--reset-attention-mask", "--reset-position-ids", "--eod-mask-loss"),
     "learned": (*GPT, "--reset-attention-mask", "--reset-position-ids"),
     "window": ("--window-size", "20,0"),
+    # Width transfer: groups of parameters with rates of their own.
+    "wide": (*WIDE, *DEEP),
     # More tensor-parallel ranks than query groups: ranks share keys and values.
     "shared": ("--num-query-groups", "2"),
     "single": ("--num-query-groups", "1", "--qk-layernorm"),
@@ -74,6 +77,7 @@ LAYOUTS = sampled(
         "single-tp2-cp2": (*TP2, *CP2),
         "single-tp2-pp2-sp-zero": (*TP2, *PP2, *SP, *ZERO),
         "olmo-tp4": TP4,
+        "wide-tp2-pp2-sp-zero": (*TP2, *PP2, *SP, *ZERO),
         "gpt-tp2-pp2-sp": (*TP2, *PP2, *SP),
         # 2,100 tokens are padded to 2,176 rows on one rank and to 2,304 on two.
         "vocabulary-tp2": TP2,
@@ -129,10 +133,13 @@ def test_documents_change_the_losses(outcomes: dict[str, Outcome]) -> None:
 
 
 def test_checkpoints_move_between_layouts(tmp_path_factory: pytest.TempPathFactory, dataset: Dataset) -> None:
-    """One step each under interleaved stages, context parallelism, on ranks that share keys and values, and on one rank."""
+    """One step each under interleaved stages, context parallelism, on ranks that share keys and values, and on one rank.
+
+    The groups of parameters have rates of their own (muP), which each attempt finds again.
+    """
     place = tmp_path_factory.mktemp("moves")
     data = ("--data-cache-path", str(place / "cache"), dataset.prefix)
-    four = (*SMALL, *DEEP, "--num-query-groups", "1", "--train-iters", "4", *data)
+    four = (*SMALL, *DEEP, *WIDE, "--num-query-groups", "1", "--train-iters", "4", *data)
     commands = {
         "alone": four,
         "stages": (*four, *PP2, *VPP2, "--exit-interval", "1"),

@@ -355,6 +355,12 @@ def test_set_changes_keys_and_parameters(bridge: Path) -> None:
     assert (found["train-iters"], found["global-batch-size"], found["lr"], found["num-layers"]) == (80, 16, 1e-3, 2)
 
 
+def test_scaled_rotary_positions(bridge: Path) -> None:
+    bridge.write_text(BRIDGE.replace("vocab_size=512, **COMMON", "rope_scaling=True, rope_scaling_factor=32.0, **COMMON"))
+    found = options(f"{bridge}:small_pretrain_config")
+    assert (found["use-rope-scaling"], found["rope-scaling-factor"]) == (True, 32.0)
+
+
 def test_a_variable_may_hold_the_configuration(bridge: Path) -> None:
     bridge.write_text(f"{BRIDGE}\nlonger = small_pretrain_config(300)\n")
     assert options(f"{bridge}:longer")["train-iters"] == 600

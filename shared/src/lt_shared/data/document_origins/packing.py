@@ -1,6 +1,8 @@
-"""Columns of whole numbers as short text for a JSON file: the bytes of the narrowest type, the highest bytes first, compressed.
+"""Columns of whole numbers as short text for a JSON file.
 
-Ascending columns are stored as differences by their owner. A million random steps below 256 take 1.33 MB, equal ones 1.4 kB.
+Every number takes the bytes of the narrowest type that holds the largest number. The highest bytes of all numbers are stored
+first, then the next bytes, because equal bytes in a row compress well. `pack_ascending` stores differences. A million random
+steps below 256 take 1.33 MB, equal ones 1.4 kB.
 """
 
 import base64
@@ -18,9 +20,10 @@ LEVEL = 9
 
 
 def pack(numbers: npt.NDArray[np.integer[Any]]) -> str:
-    """`numbers` [N], none below 0, as WIDTH:N:BASE64."""
+    """Return `numbers` [N], all at least 0, as the text WIDTH:N:BASE64."""
     largest = int(numbers.max()) if len(numbers) else 0
     width = next(width for width in WIDTHS if largest < 1 << 8 * width)
+    # Big-endian, so that column 0 has the highest bytes. The transpose puts the bytes of one column side by side.
     rows = numbers.astype(f">u{width}").view(np.uint8).reshape(-1, width)
     content = base64.b64encode(zlib.compress(rows.T.tobytes(), LEVEL)).decode()
     return f"{width}:{len(numbers)}:{content}"

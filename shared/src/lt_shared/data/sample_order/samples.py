@@ -21,9 +21,9 @@ Tokens = npt.NDArray[np.integer[Any]]
 
 
 class Span(NamedTuple):
-    """The `length` tokens from token `start` on of sequence `sequence`; `dataset` is the member's number in the blend, from 0.
+    """`length` tokens of sequence number `sequence`, from token `start` on.
 
-    Of a dataset that is a stream, the sequence is in shard number `shard`.
+    `dataset` is the dataset's number in the blend, from 0. In a stream, the sequence is in the shard with the number `shard`.
     """
 
     dataset: int
@@ -39,14 +39,14 @@ class Sequences(Protocol):
     lengths: npt.NDArray[np.int32]
 
     def read(self, numbers: Tokens, start: int, end: int) -> Tokens:
-        """Sequences `numbers` joined, without the first `start` tokens of the first, up to before `end` in the last."""
+        """Join the sequences `numbers`: from token `start` of the first sequence to before token `end` of the last sequence."""
 
 
 class TokenFile(Protocol):
-    """A `.bin`, wherever it is. Safe to use from many threads."""
+    """A `.bin` on a disk or a store. Safe to use from many threads."""
 
     def read_into(self, pieces: Sequence[tuple[memoryview, int]]) -> None:
-        """Fill each memory with the bytes from its offset on. Raises IoFailure when they cannot be read."""
+        """Fill each buffer with the bytes from its offset on. Raises IoFailure if they cannot be read."""
 
 
 class LocalBin:
@@ -72,7 +72,7 @@ class LocalBin:
 
 
 class StoredSequences:
-    """The sequences of a `.bin/.idx` pair, whose `.bin` is read through `file` or, without one, where the dataset has it."""
+    """The sequences of a `.bin/.idx` pair. Without `file`, the `.bin` is read from its place beside the `.idx`."""
 
     def __init__(self, prefix: str, file: TokenFile | None = None):
         reader = indexed_dataset.Reader(prefix, thorough=False, remote=True)
@@ -108,10 +108,10 @@ class Samples(Protocol):
         """The sequence_length + 1 tokens of sample `number`."""
 
     def dataset(self, number: int) -> int:
-        """Which dataset of the blend sample `number` is from, counted from 0."""
+        """Return the number in the blend, from 0, of the dataset that sample `number` comes from."""
 
     def spans(self, number: int) -> list[Span]:
-        """Where the tokens of sample `number` are, in their order."""
+        """Locate the tokens of sample `number`, in their order."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -147,9 +147,10 @@ class DatasetSamples:
         return [Span(0, sequence, first, length) for sequence, first, length in columns if length]
 
     def _range(self, number: int) -> tuple[Tokens, int, int]:
-        """As the arguments of `Sequences.read`."""
+        """Return the arguments of `Sequences.read` for sample `number`."""
         row = int(self.shuffle_index[number])
         (first, start), (last, end) = self.sample_index.take((row, row + 1), axis=0).tolist()
+        # Up to the first token of the next sample, included: it is the label of the last position.
         return self.document_index[first : last + 1], start, end + 1
 
 

@@ -68,7 +68,7 @@ class Architecture(Sizes):
         return flops.per_token(self, sequence_length)
 
     def to_record(self) -> dict[str, Any]:
-        """A JSON object that `from_record` reads back, and older versions, too, if the model has nothing new to them."""
+        """Return a JSON object for `from_record`. Older versions read it if the model uses no field that is new to them."""
         defaults = {field.name: field.default for field in dataclasses.fields(self)}
         record = {
             name: value

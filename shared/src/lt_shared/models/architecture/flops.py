@@ -10,8 +10,10 @@ from lt_shared.models.architecture.sizes import Sizes
 
 
 def per_token(model: Sizes, sequence_length: int) -> int:
-    """Forward and backward, no recomputation. A multi-token prediction layer projects its two inputs, and has the output layer
-    once more."""
+    """Return the FLOPs per token, forward and backward, without recomputation.
+
+    A multi-token prediction layer projects its two inputs, and computes the output layer once more.
+    """
     head = model.vocab_size * model.hidden_size
     weights = head + model.mtp_num_layers * (head + 2 * model.hidden_size**2)
     pairs = 0

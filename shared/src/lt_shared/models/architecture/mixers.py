@@ -7,12 +7,14 @@ from lt_shared.models.architecture.sizes import ATTENTION, LATENT_ATTENTION, Siz
 
 
 class Mixer(NamedTuple):
-    """`weights` counts the weights that every token is multiplied with once, `vectors` all other parameters: biases, sinks, inner
-    norms. `divided` names and counts the units that tensor-parallel ranks divide; units of `shared` are divided, too, or each of
-    them belongs to equally many ranks.
+    """The sizes of one kind of mixer.
 
-    With `has_scores` it multiplies queries and keys for all pairs of tokens. Without `splits_samples`, a rank needs
-    whole samples, and there is no context parallelism.
+    `weights` counts the weights that every token is multiplied with once, `vectors` all other parameters: biases, sinks, inner
+    norms. `divided` and `shared` name and count the units that tensor-parallel ranks divide. The number of ranks must divide each
+    count in `divided`. A count in `shared` may also be smaller and divide the number of ranks: then several ranks hold each unit.
+
+    With `has_scores`, the mixer multiplies queries and keys for all pairs of tokens. Without `splits_samples`, a rank needs whole
+    samples, and there is no context parallelism.
     """
 
     weights: Callable[[Sizes], int]

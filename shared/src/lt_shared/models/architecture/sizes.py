@@ -1,4 +1,4 @@
-"""The sizes and features of a decoder-only transformer, and their checks: what an `Architecture` is counted from.
+"""The sizes and features of a decoder-only transformer, and their checks. `Architecture` computes its counts from them.
 
 A field's default is the Llama of 2023, which lacks the feature. Field names are Megatron's where Megatron has one.
 """
@@ -75,7 +75,7 @@ class Sizes:
     num_experts: int | None = None
     moe_router_topk: int = 2
     moe_aux_loss_coeff: float = 0.0
-    # From here on, a record names a field only where it is not the default.
+    # A record has the fields from here on only if they differ from their defaults.
     moe_ffn_hidden_size: int | None = None
     moe_first_dense_layers: int = 0
     moe_shared_expert_intermediate_size: int | None = None
@@ -213,7 +213,7 @@ class Sizes:
 
     @property
     def group_score_topk(self) -> int:
-        """How many of its best experts' scores a group's score is the sum of; 0 without groups."""
+        """The number of best scores of experts that are summed into the score of their group; 0 without groups."""
         chosen = self.moe_router_group_topk
         return self.moe_router_group_score_topk or (self.moe_router_topk // chosen if chosen else 0)
 
@@ -255,7 +255,7 @@ class Sizes:
         return next((kind for kind in first_mixers if layer in self.mixers[kind]), last)
 
     def layer_kind(self, layer: int) -> tuple[str, bool]:
-        """Layers with the same mixer, all with experts or all without, have the same tensors."""
+        """Return a layer's mixer and whether it has experts. Layers with the same kind have the same tensors."""
         return self.mixer(layer), self.has_experts(layer)
 
     @property
@@ -269,7 +269,7 @@ class Sizes:
         return None if full else self.sliding_window
 
     def padded_vocab_size(self, divisible_by: int = 128, tensor_parallel: int = 1) -> int:
-        """Megatron's padding: the next multiple of `divisible_by` x `tensor_parallel`."""
+        """Return the vocabulary size rounded up to a multiple of `divisible_by` x `tensor_parallel`, as Megatron pads it."""
         multiple = divisible_by * tensor_parallel
         return -(-self.vocab_size // multiple) * multiple
 

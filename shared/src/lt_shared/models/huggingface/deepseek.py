@@ -1,8 +1,8 @@
-"""DeepSeek-V2 with V2-Lite and V2.5, DeepSeek-V3 with R1, and Kimi K2, a V3 of other sizes under a model type of its own.
+"""DeepSeek-V2 with V2-Lite and V2.5, DeepSeek-V3 with R1, and Kimi K2: V3 with other sizes and its own model type.
 
-Two routers differ in kind. V2's is a softmax whose chosen probabilities are not normalised; V3's a sigmoid with balancing biases,
-normalised over the chosen experts. Both may take experts of the best groups only: V2 scores a group by its best expert, V3 by its
-two best.
+The routers differ. V2 applies a softmax and does not normalise the probabilities of the chosen experts. V3 applies a sigmoid with
+balancing biases and normalises over the chosen experts. Both may choose from the experts of the best groups only: V2 scores a
+group by its best expert, V3 by its two best.
 """
 
 from typing import Any
@@ -29,7 +29,7 @@ _V3_DEFAULTS = {
 
 
 def _written(architecture: Architecture) -> dict[str, Any]:
-    """The settings that V2 and V3 have alike. Raises BadConfig for a model without latent attention or shared experts."""
+    """Return the fields that V2 and V3 share. Raises BadConfig for a model without latent attention or shared experts."""
     latent = architecture.latent_attention
     if latent is None or not architecture.moe_shared_expert_intermediate_size:
         raise BadConfig(f"{architecture.name}: no latent attention, or no shared experts")
@@ -49,13 +49,13 @@ def _written(architecture: Architecture) -> dict[str, Any]:
 
 
 def _read(config: dict[str, Any], name: str, kind: str, **family: Any) -> Architecture:
-    """The settings that V2 and V3 have alike, and `family`. Raises as `config_fields.read`."""
+    """Read the fields that V2 and V3 share, and add the arguments in `family`. Raises as `config_fields.read`."""
     shared = config["n_shared_experts"]
     if not shared:
         raise BadConfig(
             f"{name}: n_shared_experts is {shared!r}, and all published models of the {kind} family have shared experts"
         )
-    # Kept or not, it has no say: queries, keys and values have the sizes of their own settings.
+    # `head_dim` has no effect, because queries, keys and values have sizes of their own.
     without_head_dim = {field: value for field, value in config.items() if field != "head_dim"}
     return config_fields.read(
         without_head_dim,

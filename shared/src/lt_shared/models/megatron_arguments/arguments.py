@@ -14,7 +14,7 @@ from typing import Any
 from lt_shared.console import BadConfig
 from lt_shared.models.architecture import CLAMPED_SWIGLU_LIMIT, Architecture, LatentAttention
 from lt_shared.models.architecture.sizes import NEWER
-from lt_shared.models.megatron_arguments import known_fields, rope
+from lt_shared.models.megatron_arguments import known_fields, mup, rope
 
 PREFIX = "lt_"
 # transformers' DeepSeek models use this epsilon for the latents, whatever epsilon their other norms have.
@@ -148,12 +148,19 @@ def from_arguments(arguments: Mapping[str, Any], name: str) -> Architecture:
             latent_attention=latent,
             **rope.from_arguments(arguments),
             **_read_experts(arguments, name),
-            **(features | _windows(arguments, name)),
+            **(_multipliers(arguments, heads, latent is not None) | features | _windows(arguments, name)),
         )
     except KeyError as error:
         raise BadConfig(f"{name}: the Megatron arguments have no {error}") from None
     except (TypeError, ValueError) as error:
         raise BadConfig(f"{name}: the Megatron arguments are malformed: {error}") from None
+
+
+def _multipliers(arguments: Mapping[str, Any], heads: int, is_latent: bool) -> dict[str, Any]:
+    if not arguments.get("use_mup"):
+        return {}
+    hidden = arguments["hidden_size"]
+    return mup.multipliers(arguments, hidden, arguments.get("kv_channels") or hidden // heads, is_latent)
 
 
 def _read_features(arguments: Mapping[str, Any], name: str) -> dict[str, Any]:

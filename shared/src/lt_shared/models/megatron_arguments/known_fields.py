@@ -26,6 +26,7 @@ rope_scaling_factor scale_factor low_freq_factor high_freq_factor old_context_le
 original_max_position_embeddings beta_fast beta_slow mscale mscale_all_dim yarn_rotary_scaling_factor
 yarn_original_max_position_embeddings yarn_beta_fast yarn_beta_slow yarn_mscale yarn_mscale_all_dim
 yarn_correction_range_round_to_int multi_latent_attention q_lora_rank kv_lora_rank qk_head_dim qk_pos_emb_head_dim v_head_dim
+use_mup mup_base_hidden_size mup_embedding_mult mup_output_mult mup_base_head_dim mup_attn_scale_power
 """
 READ = frozenset(_READ_TEXT.split())
 
@@ -49,7 +50,6 @@ _OFF: Mapping[str, tuple[tuple[Any, ...], str]] = {
     **dict.fromkeys(("qk_l2_norm", "attention_output_gate", "attention_value_scale", "head_wise_attn_gate"), (_ABSENT, _LAYERS)),
     **dict.fromkeys(("apply_residual_connection_post_layernorm", "enable_hyper_connections"), (_ABSENT, _LAYERS)),
     **dict.fromkeys(("squared_relu", "swiglu_limits"), (_ABSENT, "its activation is another one")),
-    "use_mup": (_ABSENT, f"{_SCALES} (muP)"),
     **dict.fromkeys(("attn_logit_softcapping", "final_logit_softcapping", "query_pre_attn_scalar"), (_ABSENT, _SCALES)),
     **dict.fromkeys(("heterogeneous_block_specs", "heterogeneous_layers_config_path"), (_ABSENT, _LAYERS)),
     "heterogeneous_layers_config_encoded_json": (_ABSENT, _LAYERS),
@@ -100,8 +100,7 @@ flash_attention_version hidden_dropout attention_dropout fp32_residual_connectio
 qk_clip_alpha qk_clip_threshold log_max_attention_logit test_mode calculate_per_token_loss
 experimental_attention_variant_loss_scale_func linear_conv_kernel_dim linear_key_head_dim linear_value_head_dim
 linear_num_key_heads linear_num_value_heads init_method output_layer_init_method embedding_init_method
-embedding_init_method_std init_model_with_meta_device mup_width_mult mup_base_hidden_size mup_embedding_mult mup_output_mult
-mup_base_head_dim mup_attn_scale_power apply_query_key_layer_scaling attention_softmax_in_fp32
+embedding_init_method_std init_model_with_meta_device mup_width_mult apply_query_key_layer_scaling attention_softmax_in_fp32
 disable_bf16_reduced_precision_matmul masked_softmax_fusion persist_layer_norm memory_efficient_layer_norm bias_dropout_fusion
 apply_rope_fusion use_fused_weighted_squared_relu fused_single_qkv_rope fused_residual_rmsnorm use_transformer_engine_op_fuser
 recompute_granularity recompute_method recompute_num_layers distribute_saved_activations recompute_modules

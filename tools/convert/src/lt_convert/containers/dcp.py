@@ -110,7 +110,7 @@ class Contents:
         return self.stored_object(key)[0]
 
     def stored_object(self, key: str) -> tuple[Any, Callable[[Any], torch_archive.StoredValues]]:
-        """The same, with a function that locates the values of tensors in it."""
+        """Return the object under `key`, and a function that locates the values of tensors in it."""
         location = self.objects[key]
         return torch_archive.read(location.file, location.offset_bytes, location.length_bytes, self.files, key)
 
@@ -147,6 +147,7 @@ def _check_lengths(locations: Iterable[ShardLocation]) -> None:
         # A file that is missing is named when it is read: training state that is not converted may have been deleted.
         if not storage.is_remote(path) and os.path.isfile(path) and os.path.getsize(path) < end:
             size = os.path.getsize(path)
+            # A file this small may be a Git LFS pointer. Reading it raises an error that says so.
             if size > LFS_POINTER_BYTES:
                 raise BadData(f"{path}: has {size} bytes: data up to byte {end} lies beyond the end", INCOMPLETE)
 
@@ -238,7 +239,7 @@ def outputs(entries: Iterable[Entry], objects: Mapping[str, Any], prefix: str = 
 
 
 def _split(offsets: tuple[int, ...], tensor: Tensor) -> Iterator[tuple[tuple[int, ...], Tensor]]:
-    """A chunk as chunks of at most CHUNK_BYTES, split along its first axis that is longer than 1."""
+    """Yield a chunk in pieces of at most CHUNK_BYTES, split along its first axis that is longer than 1."""
     axis = len(tensor.shape) - len(flat(tensor).shape) if tensor.shape else 0
     rows = tensor.shape[axis] if tensor.shape else 1
     step = max(1, CHUNK_BYTES // max(1, tensor.size_bytes // max(1, rows)))

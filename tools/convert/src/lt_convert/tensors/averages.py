@@ -4,8 +4,8 @@ An average is elementwise, so it commutes with all that a conversion does to a t
 source is therefore planned as if it alone were converted, and the average is taken of what would be written.
 
 The products are summed in fp64. So the average in fp32 is the one nearest to the exact one, and an average of equal checkpoints
-is that checkpoint. It is rounded once more where the result has another dtype. Summed in fp32, two bf16 values in a thousand came
-out on the wrong side of a tie, and another order of the checkpoints made another result.
+is that checkpoint. It is rounded once more if the result has another dtype. When the sums were in fp32, two bf16 values in a
+thousand were rounded to the wrong side of a tie, and the result depended on the order of the checkpoints.
 """
 
 import dataclasses

@@ -3,10 +3,10 @@
 A block is a range of the tensor's rows, laid out as in the result. The chunks that fill it are looked up, their byte ranges in
 the source files are merged into few large reads, and NumPy copies the values to their indices. A chunk with the same layout in
 the source as in the result is read straight into the block. A conversion then takes as long as the disk, or as two copies in
-memory where rows are permuted.
+memory if rows are permuted.
 
-A transposed matrix of up to MATRIX_BYTES is read once, from beginning to end, and stays in memory while its blocks are made of
-it: they are then as small as others, and are hashed and written from the processor's cache.
+A transposed matrix of up to MATRIX_BYTES is read once, from beginning to end, and stays in memory while all its blocks are
+copied. So these blocks are small, too, and are hashed and written from the processor's cache.
 """
 
 import dataclasses
@@ -28,11 +28,11 @@ BITS: dict[int, type] = {1: numpy.uint8, 2: numpy.uint16, 4: numpy.uint32, 8: nu
 # Fits the processor's L2 cache: copying 2.5 GB in blocks of 16 MiB took three times as long as in blocks of 1 MiB. Blocks of
 # 512 KiB take the kernel less time, and Python more.
 BLOCK_BYTES = 1 << 20
-# The largest transposed matrix in memory. Its blocks have 128 rows or more, so that a block takes whole cache lines from every
-# source row.
+# The largest transposed matrix in memory, and the size of its blocks. They have 128 rows or more, so that a block takes whole
+# cache lines from every source row.
 MATRIX_BYTES = 128 << 20
 OF_MATRIX_BYTES = 2 << 20
-# A block of a larger one reads a short range of every source row; larger blocks make the ranges longer.
+# A block of a larger transposed matrix reads a short range of every source row. The larger the block, the longer the ranges.
 TRANSPOSED_BLOCK_BYTES = 64 << 20
 # A remote store takes little longer to answer a request for a few megabytes than one for a few bytes.
 REMOTE_BLOCK_BYTES = 16 << 20
@@ -42,8 +42,8 @@ REMOTE_GAP_BYTES = 1 << 20
 # Reads with at most GAP_BYTES between them are merged, up to SPAN_BYTES.
 GAP_BYTES = 64 << 10
 SPAN_BYTES = 64 << 20
-# Rows and columns of a tile of a transposed matrix, and the items between the tile's own rows: where these are a power of two
-# apart, few of their lines stay in the processor's cache.
+# Rows and columns in a tile of a transposed matrix, and unused items between the tile's rows. Without the gap, the rows would be
+# a power of two apart and compete for the same few lines of the processor's cache.
 TILE = (128, 256)
 TILE_GAP = 8
 
@@ -190,7 +190,7 @@ class TensorReader:
             target[...] = view.encoding.decoded(items, self.files.read, tensor.name).view(target.dtype)
 
     def _hold(self, matrix: "_Range") -> memoryview:
-        """The bytes of a matrix, which stay until others are read."""
+        """Return the bytes of a matrix. They stay in memory until other bytes are read."""
         length = matrix.end - matrix.begin
         if self._held != matrix:
             span, step = self._reserve(length), REMOTE_BLOCK_BYTES if storage.is_remote(matrix.file) else BLOCK_BYTES
@@ -219,7 +219,10 @@ class _Range:
 
 
 def _matrix(tensor: Tensor) -> _Range | None:
-    """Where the matrix lies whose transpose the tensor is, or is made of; None where there is more than one, or a larger one."""
+    """Return the bytes of the one matrix whose transpose fills the tensor, whole or in part.
+
+    None if there are several such matrices, or if the matrix is larger than MATRIX_BYTES.
+    """
     matrix: _Range | None = None
     views = [chunk.view for chunk in tensor.chunks if chunk.view and _is_transposed(chunk.view)]
     for view in sorted(views, key=lambda view: (view.file, view.offset_bytes)):
@@ -276,7 +279,10 @@ def _is_transposed(view: View) -> bool:
 
 
 def _copy(target: Bits, values: Bits) -> None:
-    """Copy. A transposed matrix goes through a tile that stays in the processor's cache: 0.35 seconds for a GiB of bf16."""
+    """Copy `values` to `target`.
+
+    A transposed matrix goes through a tile that stays in the processor's cache: 0.35 seconds for a GiB of bf16.
+    """
     if values.ndim != 2 or values.strides[0] >= values.strides[1]:
         target[...] = values
         return

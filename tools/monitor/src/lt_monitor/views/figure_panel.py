@@ -1,7 +1,7 @@
-"""One panel of a picture: the curves of a metric, what belongs to it alone, and its scale.
+"""One panel of a picture: the curves of a metric, their legend, and the limits of the axes.
 
-The loss is scaled by its running median without the steep beginning: neither a spike nor the first steps flatten the rest.
-Other metrics are shown from zero to what 99% of their values do not exceed.
+The limits of the loss come from its running median without the steep beginning, so that neither a spike nor the first steps
+flatten the curve. Other metrics are shown from zero to 1.15 times their 99th percentile, negative ones from their 1st.
 """
 
 import dataclasses
@@ -132,7 +132,7 @@ class Panel:
         return entries
 
     def _draw_curve(self, axis: "Axes", one: Drawn, curve: Series, is_first: bool) -> tuple[np.ndarray, Series]:
-        """The values that were logged within the limits, and the strong line."""
+        """Draw the logged values faintly and their smooth curve. Return the visible values and the smooth curve."""
         low, high = self.x_limits
         width = 1.8 if is_first else 1.2
         steps, values = curve
@@ -148,7 +148,7 @@ class Panel:
         share = LOSS_WINDOW_SHARE if self._is_loss else WINDOW_SHARE
         smooth_steps, medians = smoothed(curve, share, self._options.smooth_steps, SMOOTH_POINTS * max(1, detail))
         smooth = one.x.at(smooth_steps), medians
-        # Where a point stands for a stretch of steps, level up to the next: a slope would rise before its event.
+        # If a point stands for several steps, draw a level line to the next point: a slope would begin to rise before the event.
         style = "steps-post" if len(smooth_steps) < len(steps) else "default"
         axis.plot(*smooth, drawstyle=style, color=one.colour, linewidth=width, zorder=3, **_dot(curve))
         return values[visible], smooth
@@ -214,7 +214,7 @@ class Panel:
 
 
 def set_ticks(axis: "Axis", limits: tuple[float, float], is_log: bool, count: int, integer: bool = False) -> None:
-    """Few ticks, at round numbers; on a logarithmic axis of more than a decade at powers of ten or 2 and 5 times these."""
+    """Set few ticks at round numbers. A logarithmic axis of more than a decade has powers of ten, or 1, 2 and 5 times them."""
     from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 
     low, high = limits
@@ -227,7 +227,7 @@ def set_ticks(axis: "Axis", limits: tuple[float, float], is_log: bool, count: in
 
 
 def _around(curve: Series, visible: np.ndarray) -> Series:
-    """The points that are seen, and one on either side, so that lines run on to the edge."""
+    """Return the visible points and one more on either side, so that the line reaches the edges."""
     visible_indexes = np.flatnonzero(visible)
     if not len(visible_indexes):
         return curve[0][:0], curve[1][:0]
@@ -236,7 +236,7 @@ def _around(curve: Series, visible: np.ndarray) -> Series:
 
 
 def _dot(curve: Series) -> dict[str, Any]:
-    """A line through a single point cannot be seen."""
+    """Return the style of a dot for a curve with one point, because a line through one point is invisible."""
     return {"marker": "o"} if len(curve[0]) == 1 else {}
 
 

@@ -1,7 +1,7 @@
-"""Which datasets an output may replace: those made with the same tokenizer of documents that the command reads, too.
+"""Decide whether an output may replace an existing dataset: only with the same tokenizer and the same documents.
 
-Another dataset is hours of work, or the output has a wrong name. Tokenizing compares text files (`pipeline.sidecar`), the
-commands on finished datasets compare the datasets that they read.
+A dataset with other documents or another tokenizer may be hours of work, and the name of the output a mistake. Tokenizing
+compares the text files (`pipeline.sidecar`). The commands on finished datasets compare the datasets that they read.
 """
 
 from typing import Any
@@ -34,13 +34,13 @@ def check_tokenizer(prefix: str, tokenizer: manifest.Tokenizer | None) -> None:
 
 
 def check_documents(prefix: str, unread_documents: str | None) -> None:
-    """Raise CannotCreate when the dataset at `prefix` holds documents that the command does not read, named in words."""
+    """Raise CannotCreate if the dataset at `prefix` holds `unread_documents`, a phrase for documents that the command lacks."""
     if unread_documents is not None:
         raise CannotCreate(f"{prefix}: holds {unread_documents}, which this command does not read", HINT)
 
 
 def name_missing(paths: list[str], kind: str) -> str | None:
-    """Documents that no source of the command holds, in words; None without such `paths`."""
+    """Return a phrase for documents that no source of the command holds; None if `paths` is empty."""
     if not paths:
         return None
     return f"the documents of {paths[0]}" + (f" and {len(paths) - 1:,} more {kind}" if len(paths) > 1 else "")
@@ -75,7 +75,7 @@ def _documents_not_read(prefix: str, derivation: Derivation, text_files: list[di
 
 
 def _is_read(stored: dict[str, Any], derivation: Derivation) -> bool:
-    """Whether the command reads a recorded dataset, under the same name or moved: its size and time are then the same."""
+    """Whether the command reads a recorded dataset, by its name, or moved: then the sizes and times of its files are the same."""
     return any(source["prefix"] == stored.get("prefix") or _unnamed(source) == _unnamed(stored) for source in derivation.sources)
 
 

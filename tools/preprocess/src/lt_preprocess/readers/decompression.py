@@ -57,7 +57,7 @@ def _xz() -> Decompressor:
 
 
 def decompressor_for(start: bytes) -> Callable[[], Decompressor] | None:
-    """What decompresses a file that begins with these RECOGNISED_BYTES, or None when it is not compressed."""
+    """Return the decompressor for a file that begins with the RECOGNISED_BYTES `start`; None if the file is not compressed."""
     if start.startswith(b"\x1f\x8b"):
         return _gzip
     is_skippable_frame = len(start) >= 4 and start[0] & 0xF0 == 0x50 and start[1:4] == b"\x2a\x4d\x18"
@@ -79,6 +79,7 @@ def decompressed(source: str, start: bytes, read: Callable[[], bytes]) -> Iterat
     decompressor: Decompressor | None = None
     while True:
         if decompressor is None:
+            # Tapes and archives pad compressed files with zeros, as gzip's own reader allows.
             data = data.lstrip(b"\x00")
             while len(data) < RECOGNISED_BYTES and (more := read()):
                 data = (data + more).lstrip(b"\x00")

@@ -2,8 +2,11 @@
 
 The scan accepts only what Python's own parser accepts too, with the same result, and stops at the first line that it does not
 understand; the caller reads that line with a JSON parser and resumes the scan after it. Not understood are lines with errors, and
-a few that are valid but rare: a wanted key that occurs twice, a lone surrogate, nesting deeper than 64, a number of more than 300
-characters.
+a few that are valid but rare: a requested key that occurs twice, a lone surrogate, nesting deeper than 64, a number of more than
+300 characters.
+
+No loop compares an index with the end of the data: a line break, or the padding after the data (`chunks.Lines`), ends every
+token.
 """
 
 from typing import NamedTuple
@@ -29,6 +32,7 @@ _QUOTE, _BACKSLASH, _COLON, _COMMA, _MINUS, _PLUS, _POINT = (ord(character) for 
 _OPEN_OBJECT, _CLOSE_OBJECT, _OPEN_LIST, _CLOSE_LIST, _ZERO, _NINE = (ord(character) for character in "{}[]09")
 _NEWLINE, _SPACE, _TAB, _RETURN, _U, _E, _CAPITAL_I = (ord(character) for character in "\n \t\rueI")
 
+# Other bytes than hexadecimal digits have the value 1 << 16: four digits combined are below it only if all are digits.
 _HEX = np.full(256, 1 << 16, np.int64)
 for _digit in "0123456789abcdefABCDEF":
     _HEX[ord(_digit)] = int(_digit, 16)
@@ -37,12 +41,13 @@ _ESCAPES = np.zeros(256, np.uint8)
 for _escape, _meaning in zip('"\\/bfnrt', '"\\/\b\f\n\r\t', strict=True):
     _ESCAPES[ord(_escape)] = ord(_meaning)
 
+# In slots of 8 bytes.
 _LITERALS = np.frombuffer(b"true    false   null    NaN     Infinity", np.uint8)
 _LITERAL_BYTES = np.array([4, 5, 4, 3, 8])
 
 
 class Keys(NamedTuple):
-    """The wanted keys in UTF-8, back to back: key i is data[offsets[i]:offsets[i + 1]]."""
+    """The requested keys in UTF-8, back to back: key i is data[offsets[i]:offsets[i + 1]]."""
 
     data: Bytes
     offsets: Integers
@@ -82,15 +87,18 @@ def _string(data: Bytes, at: int, texts: Bytes, to: int) -> tuple[int, int]:
 
     Returns the index in `data` after the closing quote, -1 when the string is not understood, and the end in `texts`.
     """
+    # Whether the previous block had bytes above 0x7F: then a character may go on in this block, and is checked here.
     before_high = np.uint64(0)
     while True:
         block = element_address(data, at)
         stops, high = string_stops(block)
+        # Copy the whole block before the end of the string is known: what lies behind it is overwritten later.
         copy_block(block, element_address(texts, to))
         size = trailing_zeros(stops)
         if high | before_high:
             errors = utf8_errors(block)
             if size < BLOCK_BYTES:
+                # Bytes up to the stop itself: a cut character shows at the byte after it.
                 errors &= (np.uint64(2) << np.uint64(size)) - np.uint64(1)
             if errors:
                 return -1, to

@@ -1,4 +1,4 @@
-"""A plain text file: one unchanged document. A file without text is a bad line, as most such files are failed copies."""
+"""A plain text file is one unchanged document. An empty file is a bad line, because most empty files are failed copies."""
 
 import dataclasses
 from collections.abc import Callable

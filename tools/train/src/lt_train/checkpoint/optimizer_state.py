@@ -6,7 +6,7 @@ Adam's step count and the state of the loss scale, which come from the checkpoin
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -17,8 +17,9 @@ from lt_train.optim.fused_adamw import FP32_WEIGHTS
 
 # AdamW's first moment, and Muon's momentum of matrices.
 MOMENTS = ("optimizer.state.exp_avg.", "optimizer.state.momentum_buffer.")
-# A saved group of parameters matches the present group with the same STRUCTURE. SCHEDULE may differ.
-STRUCTURE = ("wd_mult", "lr_mult", "is_expert_parallel", "is_decoupled_lr")
+# A saved group of parameters matches the present group with the same STRUCTURE, and the same rate in comparison with the other
+# groups. SCHEDULE may differ.
+STRUCTURE = ("wd_mult", "is_expert_parallel", "is_decoupled_lr")
 SCHEDULE = ("max_lr", "min_lr", "start_wd", "end_wd")
 # Sharded tensors are loaded under this name, so that the saved optimizer's small values do not mix with them.
 TENSORS = "tensors_of_optimizer"
@@ -119,21 +120,38 @@ def take_schedule(state: dict[str, Any], groups: Sequence[dict[str, Any]]) -> No
     on, megatron-core also identifies a group by its schedule. It would find no group if this run has another schedule, or if the
     checkpoint was converted from another framework, whose groups have no schedule.
     """
-    schedules = {_structure(group): {key: group[key] for key in SCHEDULE if key in group} for group in groups}
-    for group in state.get("param_groups", ()):
-        schedule = schedules.get(_structure(group))
-        if schedule is not None:
+    highest = _highest_rate(groups)
+    present = {_structure(group, highest): group for group in groups}
+    stored_groups = list(_groups(state))
+    stored_highest = _highest_rate(stored_groups)
+    for group in stored_groups:
+        match = present.get(_structure(group, stored_highest))
+        if match is not None:
             for key in SCHEDULE:
                 group.pop(key, None)
-            group.update(schedule)
+            group.update({key: match[key] for key in SCHEDULE if key in match})
+            # With muP, it depends on megatron-core's version (`lt_train.optim.optimizer`).
+            group.update({key: match["lr_mult"] for key in ("lr_mult", "pre_lr_mult") if key in group and "lr_mult" in match})
+
+
+def _groups(state: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    yield from state.get("param_groups", ())
     for name, part in state.items():
         if isinstance(part, dict) and name not in ("state", "param_state"):
-            take_schedule(part, groups)
+            yield from _groups(part)
 
 
-def _structure(group: dict[str, Any]) -> tuple[Any, ...]:
+def _highest_rate(groups: Iterable[dict[str, Any]]) -> float:
+    return max((group.get("max_lr") or 0.0 for group in groups), default=0.0)
+
+
+def _structure(group: dict[str, Any], highest_rate: float) -> tuple[Any, ...]:
     # NeMo's names of the multipliers begin with `pre_`.
-    return tuple(group.get(key, group.get(f"pre_{key}")) for key in STRUCTURE)
+    multiplier = group.get("lr_mult", group.get("pre_lr_mult"))
+    rate = (group.get("max_lr") or highest_rate) / highest_rate if highest_rate else 1.0
+    # With muP, one of the two differs from 1, or both alike.
+    relative_rate = round(min(1.0 if multiplier is None else multiplier, rate), 6)
+    return (*(group.get(key, group.get(f"pre_{key}")) for key in STRUCTURE), relative_rate)
 
 
 def _steps(tree: Any) -> float:

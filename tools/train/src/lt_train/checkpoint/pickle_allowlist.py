@@ -79,7 +79,7 @@ def check(directory: Path) -> None:
 
 
 def _ends(metadata: Any) -> dict[str, int]:
-    """Return the bytes that each shard must have at least, by name."""
+    """Return the smallest possible size of each shard in bytes, by name."""
     ends: dict[str, int] = {}
     for info in metadata.storage_data.values():
         ends[info.relative_path] = max(ends.get(info.relative_path, 0), info.offset + info.length)

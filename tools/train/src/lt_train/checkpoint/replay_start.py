@@ -177,5 +177,5 @@ def _without_reports(reporting: Reporting) -> Reporting:
 def _with_index_cache(data: Data, run: str) -> Data:
     """Return `data` with the run's index cache, unless the settings name a cache."""
     cache = os.path.join(run, "data-cache")
-    has_cache = data.cache_path is None and not storage.is_remote(run) and os.path.isdir(cache)
-    return dataclasses.replace(data, cache_path=cache) if has_cache else data
+    is_usable = data.cache_path is None and not storage.is_remote(run) and os.path.isdir(cache)
+    return dataclasses.replace(data, cache_path=cache) if is_usable else data

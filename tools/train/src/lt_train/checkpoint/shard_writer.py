@@ -21,7 +21,7 @@ Staging = HostStaging | LateStaging
 
 
 class Writer:
-    """Writes this rank's shards, into `destination` if it is a URL: while training waits, or with `staging` beside it.
+    """Writes this rank's shards, into `destination` if it is a URL. Training waits, or with `staging` continues.
 
     On a GPU, `start` starts the writer process when the copies in host memory are complete. On a CPU it starts at once.
     """

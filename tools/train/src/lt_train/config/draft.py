@@ -6,6 +6,7 @@ click merges flags, environment and config file; the modules of `lt_train.config
 import dataclasses
 import math
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from lt_shared.console import ToolError
@@ -106,15 +107,15 @@ def draft(options: dict[str, Any], datasets: tuple[Dataset, ...], planned: clust
     if parts.get("schedule"):
         parts["architecture"] = parts["schedule"].phases[0].architecture
     resolve_part("parallelism", parallel, "architecture")
-    for wrong in (parallelism.WITHOUT_VIRTUAL_STAGES, {"ranks": None, "profile_ranks": "0"}):
+    for replacement in (parallelism.WITHOUT_VIRTUAL_STAGES, {"ranks": None, "profile_ranks": "0"}):
         if "parallelism" not in parts:
-            options = options | wrong
+            options = options | replacement
             resolve_placeholder("parallelism", parallel, "architecture")
     resolve_part("layers", lambda layout: layers.resolve_layers(options, layout.device), "parallelism")
     resolve_part("routing", lambda: routing.resolve_routing(options))
     resolve_part("batches", sizes, "architecture", "parallelism")
     if "batches" in parts and "batches" not in placeholders:
-        resolve_part("optimization", lambda lengths: optimization.resolve_optimization(options, lengths), "batches")
+        resolve_part("optimization", partial(optimization.resolve_optimization, options), "batches", "architecture")
     options = options | batches.WITHOUT_LENGTH
     resolve_placeholder("batches", sizes, "architecture", "parallelism")
     resolve_part("precision", lambda: precision.resolve_precision(options))

@@ -102,6 +102,7 @@ def run_arguments(config: RunConfig) -> dict[str, Any]:
         "calculate_per_token_loss": optimization.averages_tokens,
         "moe_router_bias_update_rate": optimization.router_bias_update_rate,
         "mtp_loss_scaling_factor": optimization.mtp_loss_scaling_factor,
+        **(optimization.mup.arguments(config.architecture) if optimization.mup else {}),
         "seed": config.seed,
         "bf16": precision.bf16,
         "fp16": precision.fp16,

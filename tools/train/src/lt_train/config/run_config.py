@@ -107,7 +107,7 @@ class RunConfig:
             self,
             parallelism=parallel,
             batches=batches,
-            optimization=resolve_optimization(options, batches),
+            optimization=resolve_optimization(options, batches, self.architecture),
             memory=resolve_memory(options, batches, parallel, self.precision),
         )
 

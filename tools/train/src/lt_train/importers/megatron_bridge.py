@@ -8,9 +8,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from lt_shared.console import BadData
+from lt_shared.models.presets import preset
 from lt_train.config.settings.model import experts, latent_attention
 from lt_train.importers import evaluation, megatron_latents, muon
-from lt_train.importers.bridge import data, initialization, precision, start
+from lt_train.importers.bridge import data, initialization, mup, precision, providers, start
 from lt_train.importers.bridge.objects import plain
 from lt_train.importers.effects import Effect
 from lt_train.importers.layer_style import EVERYTHING, FUSED_GELU, SEES_EVERYTHING, complete, drop_scaling, drop_stored_otherwise
@@ -22,7 +23,8 @@ from lt_train.importers.upstream.rows import options as upstream_options
 SOURCE = "Megatron-Bridge"
 CONTAINER, MODEL = "_target_", "model._target_"
 INITIALIZER_KEY = re.compile(r"model\.(output_layer_|embedding_)?init_method\.")
-OTHER_MODELS = re.compile(r"T5|Mamba|Hybrid|VL|Vision|Audio|Mimo|MIMO|Gemma|Nemotron|OSS")
+# NVIDIA's Llama31NemotronNano8B is a Llama 3.1.
+OTHER_MODELS = re.compile(r"T5|Mamba|Hybrid|VL|Vision|Audio|Mimo|MIMO|Gemma|(?<!Llama31)Nemotron|OSS")
 MEGATRONS = "megatron-core's own default, as in lt-train"
 DEFAULT = "Megatron-Bridge's default, as in lt-train"
 # Exactly `gelu`: quick_gelu and other variants compute another function.
@@ -60,6 +62,7 @@ SAME_NAMES = {
         *("init_method_std", "hidden_dropout", "attention_dropout", "rotary_base", "rotary_percent", "window_size"),
         *("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size", "expert_model_parallel_size"),
         *latent_attention.SIZES,
+        *mup.NAMES,
         *("mtp_num_layers", "mtp_loss_scaling_factor"),
         *("recompute_granularity", "recompute_method", "recompute_num_layers", "recompute_modules"),
     ),
@@ -93,6 +96,7 @@ RENAMED = {
     "validation.eval_interval": "eval_interval",
 }
 FLAGS = {
+    "model.use_mup": "use_mup",
     "model.sequence_parallel": "sequence_parallel",
     "model.add_qkv_bias": "add_qkv_bias",
     "model.qk_layernorm": "qk_layernorm",
@@ -135,15 +139,19 @@ def translate(values: dict[str, Any], source: str = SOURCE) -> Translation:
     provider = str(values.get(MODEL, "")).rpartition(".")[2]
     if OTHER_MODELS.search(provider):
         raise BadData(f"{provider}: lt-train has no such model", "lt-train models lists what it has")
-    values = precision.resolve(plain(values))
+    values = providers.complete(precision.resolve(plain(values)))
     ledger = Ledger(source, values, row=row, defaults=upstream_options("megatron_bridge"))
+    mup.drop_derived(ledger)
     for key, value in NEUTRAL.items():
         if values.get(key) == value:
             ledger.drop(key, MEGATRONS)
     _objects(ledger)
     precision.translate(ledger)
-    _experts(ledger)
-    megatron_latents.translate(ledger, "model.")
+    if ledger.has("model.preset"):
+        _preset(ledger)
+    else:
+        _experts(ledger)
+        megatron_latents.translate(ledger, "model.")
     _optimizer(ledger)
     _schedule(ledger)
     for section, names in SAME_NAMES.items():
@@ -157,7 +165,8 @@ def translate(values: dict[str, Any], source: str = SOURCE) -> Translation:
     if ledger.take("dataset.mock"):
         ledger.set("mock_data", True, "dataset.mock")
         ledger.drop_value("dataset.split", ledger.get("split"), "made-up data has no parts", Effect.NONE)
-    _style(ledger)
+    if not ledger.get("model"):
+        _style(ledger)
     start.translate(ledger)
     initialization.translate(ledger)
     data.translate(ledger)
@@ -173,6 +182,21 @@ def translate(values: dict[str, Any], source: str = SOURCE) -> Translation:
         elif table_row:
             ledger.drop(key, table_row.reason, table_row.effect)
     return ledger.close("lt-train has no such setting")
+
+
+def _preset(ledger: Ledger) -> None:
+    """Take lt-train's preset of a published model. Experts are balanced by the auxiliary loss, or not at all."""
+    ledger.carry("model.preset", "model")
+    if not preset(str(ledger.get("model"))).num_experts:
+        for name in ("moe_aux_loss_coeff", "moe_router_load_balancing_type", "moe_token_drop_policy"):
+            ledger.drop(f"model.{name}", "the model has no experts")
+        return
+    ledger.carry("model.moe_aux_loss_coeff", "moe_aux_loss_coeff")
+    kind = ledger.peek("model.moe_router_load_balancing_type")
+    if kind in ("none", "aux_loss"):
+        ledger.drop("model.moe_router_load_balancing_type", "--moe-aux-loss-coeff says it")
+    if kind == "none":
+        ledger.set("moe_aux_loss_coeff", 0.0, "model.moe_router_load_balancing_type")
 
 
 def _objects(ledger: Ledger) -> None:
@@ -331,11 +355,15 @@ def _style(ledger: Ledger) -> None:
         ledger.set("disable_bias_linear", True, "model.add_bias_linear")
     if ledger.take("model.share_embeddings_and_output_weights", True) is False:
         ledger.set("untie_embeddings_and_output_weights", True, "model.share_embeddings_and_output_weights")
-    factor = ledger.take_number("model.scale_factor") or ledger.take_number("model.rope_scaling_factor")
+    factors = {key: ledger.take_number(key) for key in ("model.scale_factor", "model.rope_scaling_factor")}
     is_scaled = ledger.take("model.rope_scaling", ledger.peek("model.low_freq_factor") is not None)
     if is_scaled and position == "rope":
         ledger.set("use_rope_scaling", True, "model.rope_scaling")
-        ledger.carry_value("model.scale_factor", "rope_scaling_factor", factor)
+        # Llama's own class has scale_factor, and megatron-core's name beside it at its default.
+        stated = next((key for key, factor in factors.items() if factor), "model.scale_factor")
+        ledger.carry_value(stated, "rope_scaling_factor", factors[stated])
+        for key in factors.keys() - {stated}:
+            ledger.drop_value(key, factors[key], f"{stated} says it", Effect.NONE)
     else:
         for key in ("model.rope_scaling", "model.scale_factor", "model.rope_scaling_factor"):
             if key in ledger.original_values():

@@ -358,6 +358,8 @@ def _one_word(key: str, words: Sequence[str]) -> str:
 
 
 def _optimizer(ledger: Ledger) -> None:
+    if ledger.peek("lr_decay_style") == ["WSD"] and not (ledger.has("lr_wsd_decay_iters") or ledger.has("lr_wsd_decay_samples")):
+        ledger.drop("lr_decay_style", "without --lr-wsd-decay-iters Megatron-LM has no WSD, and stops", Effect.RUN)
     name = " ".join(ledger.peek("optimizer") or ["adam"])
     if name in muon.NAMES:
         ledger.drop("use_distributed_optimizer", "Muon needs whole matrices")

@@ -53,6 +53,10 @@ def values_of(configuration: Configuration, carried: Collection[str]) -> dict[st
     values["train"] = {"train_iters": trainer.get("max_steps"), **{name: data.get(name) for name in BATCHES}}
     values["validation"] = _validation(trainer)
     values["dataset"] = _dataset(data)
+    lengths = (values["model"].get("seq_length"), values["dataset"].get("seq_length"))
+    if values["model"].get("position_embedding_type") == "rope" and all(isinstance(length, int) for length in lengths):
+        # NeMo sets no bound to rotary positions, lt-train does.
+        values["model"]["seq_length"] = max(lengths)
     values["logger"] = {"log_interval": trainer.get("log_every_n_steps")}
     values["ddp"] = strategy.get("ddp") if isinstance(strategy.get("ddp"), dict | Unknown) else {}
     values["optimizer"], values["scheduler"] = _optimizer(_part(tree, "optim"), trainer.get("max_steps"))

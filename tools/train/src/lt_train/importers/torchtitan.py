@@ -118,6 +118,9 @@ def _model(ledger: Ledger, written: Iterable[str]) -> None:
     if name is None:
         return
     preset = MODELS.get((str(name).lower(), str(flavor).lower()))
+    if preset:
+        # Primus changes the depth of a flavor so.
+        ledger.carry("model.n_layers", "num_layers")
     if preset and preset.startswith("llama3.1"):
         _llama3(ledger, preset, str(flavor).lower(), written)
     elif preset:

@@ -111,7 +111,7 @@ def _sizes(model: Mapping[str, Any]) -> dict[str, Any] | None:
         return None
     first = layers[0]
     attention, mlp = first.get("attention"), first.get("feed_forward")
-    kind = str(model.get("_target_", "")).removesuffix(".Config").rpartition(".")[2]
+    kind = str(model.get("_target_", "")).removesuffix(".Config").rpartition(".")[2].removeprefix("GraphTrainer")
     is_dense = all(layer.get("moe") is None and layer.get("feed_forward") is not None for layer in layers)
     if kind not in ("Llama3Model", "Qwen3Model") or not is_dense or not isinstance(attention, dict) or not isinstance(mlp, dict):
         return None

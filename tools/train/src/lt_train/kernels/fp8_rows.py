@@ -1,8 +1,9 @@
 """Cast the operands of torch's grouped fp8 GEMMs: a scale per row, and for a transposed matrix a single scale.
 
 A row is read once, and SwiGLU's output is cast without being written in 16 bits. The rows of a transpose are the columns of the
-matrix: scales per column would need one reading for the amax and another for the numbers. So all rows of the transpose share the
-matrix's scale, whose amax follows from the scales of the matrix's rows in the forward pass: 3 bytes per number instead of 5.
+matrix, and a scale per column would need a second pass over the matrix for the amax. So all rows of the transpose share one
+scale, whose amax follows from the scales of the matrix's rows in the forward pass: 3 bytes of memory traffic per number instead
+of 5.
 """
 
 import torch
@@ -14,7 +15,7 @@ from lt_train.kernels import SMALLEST_AMAX
 from lt_train.kernels.amax_reduction import magnitude_bits
 
 TILE = 128
-# Eight warps share a wider row, and sixteen warps a wider row of SwiGLU.
+# Rows up to this width have four warps. Wider rows have eight, and wider rows of SwiGLU sixteen.
 WIDE = 4096
 
 
@@ -64,6 +65,7 @@ def cast_transposes(matrices: Tensor, scales: Tensor, dtype: torch.dtype) -> tup
 
 @triton.jit
 def _cast_rows(rows, result, factors, width, end, LEAST: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    # int64, because row * width may exceed 2^31.
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
     inside = column < width
@@ -82,6 +84,7 @@ def _cast_swiglu(  # type: ignore[no-untyped-def]
     gate = tl.load(pointers, mask=inside, other=0.0).to(tl.float32)
     up = tl.load(pointers + width, mask=inside, other=0.0).to(tl.float32)
     values = gate * tl.sigmoid(gate) * up * tl.load(probabilities + row)
+    # Round as if the product had been written in 16 bits, so that the amax and the cast see the same values as an unfused cast.
     values = values.to(gate_up.dtype.element_ty).to(tl.float32)
     _store(values, result + row * width + column, inside, factors + row, end, LEAST)
 
@@ -89,6 +92,7 @@ def _cast_swiglu(  # type: ignore[no-untyped-def]
 @triton.jit
 def _store(values, pointers, inside, factor, end, LEAST: tl.constexpr):  # type: ignore[no-untyped-def]
     """Store a row's `values` scaled by their amax, and the inverse scale."""
+    # The maximum of the bits keeps a NaN, and so does `tl.maximum` with ALL. tl.max of the values would drop it.
     size = tl.max(magnitude_bits(values)).to(tl.float32, bitcast=True)
     size = tl.maximum(size, LEAST, propagate_nan=tl.PropagateNan.ALL)
     tl.store(factor, size / end)
@@ -104,9 +108,11 @@ def _cast_transposes(  # type: ignore[no-untyped-def]
     row, column = first_row + tl.arange(0, TILE), first_column + tl.arange(0, TILE)
     matrix, transpose = matrices + group * rows * columns, result + group * rows * columns
     scale = tl.load(scales + group)
+    # The programs of the first tile row write the scales; all programs of a column would write the same.
     if first_row == 0:
         tl.store(factors + group * columns + column, tl.zeros([TILE], tl.float32) + scale, mask=column < columns)
     inside = (row < rows)[:, None] & (column < columns)[None, :]
     values = tl.load(matrix + row[:, None] * columns + column[None, :], mask=inside, other=0.0).to(tl.float32)
+    # Transpose in registers, so that loads and stores both run along contiguous memory.
     values = tl.trans(tl.clamp(values * (1 / scale), -end, end).to(result.dtype.element_ty))
     tl.store(transpose + column[:, None] * rows + row[None, :], values, mask=tl.trans(inside))

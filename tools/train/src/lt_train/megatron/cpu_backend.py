@@ -4,15 +4,13 @@ megatron-core uses CUDA in six ways:
 
 1. functions such as torch.cuda.current_device() and synchronize(), called without a check: replaced in `torch.cuda`;
 2. tensors made with device="cuda" (the schedules' token counter, gradient clipping, the optimizer's buffers) and `.cuda()`: the
-   factory functions of torch send that device to the CPU, and pin no memory. A TorchFunctionMode would do the same, but run
-   Python for every operation of every step; wrapped factories cost nothing elsewhere;
+   factory functions of torch make these tensors on the CPU, and pin no memory;
 3. the random state tracker reads and sets the CUDA generator: it gets the CPU's generator (`tensor_parallel_random.py`);
 4. experts on other ranks: the dispatcher copies token counts on a CUDA stream (`token_dispatcher.py`);
 5. the optimizer asks whether a parameter's type is called "torch.cuda.FloatTensor": `Tensor.type()` answers with that name;
-6. TransformerEngine's and apex's optimizer kernels are used if these packages are installed, and read the CPU's memory as a
-   GPU's: importing either package fails.
+6. TransformerEngine and apex: their optimizer kernels would read the CPU's memory as a GPU's, so importing them fails.
 
-And torch.compile compiles nothing (`torch_compile.py`).
+In addition, torch.compile compiles nothing (`torch_compile.py`).
 """
 
 import contextlib
@@ -55,10 +53,12 @@ TORCH_UPSTREAM = Upstream(
 
 def install(accelerator: str) -> None:
     """Redirect calls for `accelerator`, torch's name for GPUs, to the CPU. Call this before megatron is imported."""
+    # megatron-core uses these packages if they can be imported. None in sys.modules makes the import fail.
     for package in ("transformer_engine", "apex"):
         sys.modules.setdefault(package, None)  # type: ignore[arg-type]
     for name, function in CUDA_FUNCTIONS.items():
         setattr(torch.cuda, name, function)
+    # A TorchFunctionMode would do the same, but run Python for every operation of every step.
     _redirect_factories(accelerator)
     setattr(torch.Tensor, accelerator, _stay)
     setattr(torch.Tensor, "type", _type_under_cuda_name(torch.Tensor.type, accelerator))  # noqa: B010

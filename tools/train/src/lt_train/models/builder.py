@@ -77,7 +77,8 @@ def build(run_config: RunConfig, kernels: Kernels, device: torch.device) -> list
     )
 
     has_checkpoint = run_config.checkpointing.start is not None
-    fill = clear if has_checkpoint else partial(initialize, architecture=architecture, seed=run_config.seed)
+    width, seed = run_config.optimization.width_multiplier, run_config.seed
+    fill = clear if has_checkpoint else partial(initialize, architecture=architecture, seed=seed, width_multiplier=width)
     stages = [Stage.of_rank(number) for number in range(parallelism.interleaving or 0)] or [Stage.of_rank(None)]
     if memory.fully_sharded:
         # The whole model has no memory here. FSDP allocates this rank's shards only.

@@ -123,7 +123,7 @@ class PredictionLayers(MegatronModule):  # type: ignore[misc]
             losses = output_layer(predicted, next_labels, weight)
             total, mean = _sum_and_mean(losses, mask, targets.weight)
             means.append(mean)
-            # The hidden states pass unchanged. In the backward pass, the loss gets its gradient together with them.
+            # The hidden states pass unchanged. In the backward pass, their gradient triggers the gradient of the loss.
             hidden_states = MTPLossAutoScaler.apply(hidden_states, self.scale * total)
             tokens = next_labels
         return hidden_states, means

@@ -7,15 +7,24 @@ import contextlib
 import math
 from collections.abc import Callable, Iterator
 from functools import partial
+from importlib.metadata import version
 from typing import Any, TypeAlias
 
 import torch
-from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
+from megatron.core.optimizer import (
+    OptimizerConfig,
+    ParamGroupOverride,
+    ParamKey,
+    get_megatron_optimizer,
+    get_standard_config_overrides,
+)
 from megatron.core.optimizer.clip_grads import clip_grad_by_total_norm_fp32
 from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 from megatron.core.optimizer.optimizer import ChainedOptimizer, MegatronOptimizer
+from megatron.core.optimizer.optimizer_config import ParamWithNamePredicate
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 
+from lt_train.config.megatron_version import release
 from lt_train.config.settings.layers import TRITON
 from lt_train.config.settings.optimization import Optimization
 from lt_train.config.settings.precision import Precision
@@ -34,6 +43,8 @@ from lt_train.process.device import CPU
 Outcome: TypeAlias = tuple[bool, float | None]
 # AdamW updates these parameters, whatever their shape is.
 _NO_MATRICES = ("*.bias", "*embedding.*")
+# The first release whose checkpoints tell groups of parameters apart by their learning rates.
+GROUPS_BY_RATE_VERSION = (0, 19)
 # The number of dimensions of a matrix, and of the experts' matrices on this rank.
 _MATRIX_DIMENSIONS = (2, 3)
 
@@ -74,7 +85,8 @@ def build(
         # rank.
         **({"muon_tp_mode": "duplicated"} if is_muon else {}),
     )
-    optimizer = get_megatron_optimizer(config, chunks)
+    overrides = None if is_muon else width_overrides(config, optimization.width_multiplier)
+    optimizer = get_megatron_optimizer(config, chunks, config_overrides=overrides)
     if is_muon:
         _order_alike(optimizer)
     if is_fully_sharded:
@@ -87,6 +99,26 @@ def build(
         fused_adamw.use_fused_adamw(inner for inner in _inner(optimizer) if inner.optimizer is not None)
     _use_fused_kernels(optimizer)
     return optimizer, _schedule(optimization, train_samples, optimizer)
+
+
+def width_overrides(config: OptimizerConfig, multiplier: float) -> dict[ParamKey, ParamGroupOverride] | None:
+    """Return the settings of parameter groups with muP: the matrices of layers have rates and epsilon divided by `multiplier`.
+
+    None leaves megatron-core's groups. The group is the one of megatron-core's `get_mup_config_overrides`, from 0.19 on. 0.16 has
+    no such function, and tells groups in checkpoints apart by `lr_mult`, which nothing multiplies by.
+    """
+    if multiplier == 1:
+        return None
+    rates = ParamGroupOverride(max_lr=config.lr / multiplier, min_lr=config.min_lr / multiplier, eps=config.adam_eps / multiplier)
+    if release(version("megatron-core")) < GROUPS_BY_RATE_VERSION:
+        rates["lr_mult"] = 1 / multiplier
+    matrices = ParamWithNamePredicate("matrices of layers", _is_layer_matrix)
+    return {**get_standard_config_overrides(config), ParamKey(with_name_predicate=matrices): rates}
+
+
+def _is_layer_matrix(parameter: torch.nn.Parameter, name: str) -> bool:
+    is_matrix = parameter.dim() > 1 and not name.endswith("bias")
+    return is_matrix and "embedding" not in name and "output_layer" not in name
 
 
 def _schedule(optimization: Optimization, train_samples: int, optimizer: MegatronOptimizer) -> OptimizerParamScheduler:

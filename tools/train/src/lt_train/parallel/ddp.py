@@ -66,8 +66,8 @@ def replicate(
         overlap_param_gather=memory.overlap_param_gather,
         bucket_size=memory.bucket_elements or bucket_elements(ranks, layer_elements),
         check_for_nan_in_grad=False,
-        # gloo cannot average: a pass over all gradients divides them first, 16 ms of a step of Llama 3.1 8B on two H200, by the
-        # bytes. With one rank, NCCL would divide by 1: 5 ms of a step of 2.8 billion parameters.
+        # gloo cannot average: a pass over all gradients divides them first, by its bytes 16 ms of a step of Llama 3.1 8B on two
+        # H200. With one rank, NCCL would divide by 1: 5 ms of a step with 2.8 billion parameters.
         average_in_collective=device.type == CUDA and ranks > 1,
     )
     chunk = DistributedDataParallel(config=config, ddp_config=settings, module=wrapped)

@@ -7,8 +7,8 @@ it, and any other split reads it.
 
 megatron-core's `fully_reshardable` form has equal names and loads equally, but to save it every rank gathers the data-parallel
 ranks' state in host memory, 12 bytes per parameter. And with more than one bucket it removes the padding between buckets and then
-looks parameters up at their padded offsets: 0.16 and 0.19 save the state of other weights under a parameter's name, without an
-error, whenever the size of a bucket is no multiple of 128 and of the number of ranks.
+looks parameters up at their padded offsets: so 0.16 and 0.19 save the state of other weights under a parameter's name,
+without an error, if the size of a bucket is no multiple of 128 and of the number of ranks.
 """
 
 import dataclasses

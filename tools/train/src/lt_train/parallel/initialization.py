@@ -36,10 +36,12 @@ def local_tensors(model: MegatronModule) -> list[ShardedTensor]:
 
 
 @torch.no_grad()
-def initialize(tensors: Iterable[ShardedTensor], architecture: Architecture, seed: int) -> None:
+def initialize(tensors: Iterable[ShardedTensor], architecture: Architecture, seed: int, width_multiplier: float = 1.0) -> None:
     """Fill every tensor in place: normal with the architecture's deviation, divided by sqrt(2 x layers) for the matrices that
-    write to the residual stream (as in GPT-2). Norms become one, or zero if the layer adds one. Biases and padded vocabulary rows
-    become zero."""
+    write to the residual stream (as in GPT-2), and by sqrt(`width_multiplier`) for all matrices of layers (muP).
+
+    Norms become one, or zero if the layer adds one. Biases and padded vocabulary rows become zero.
+    """
     norm = 0.0 if architecture.layernorm_zero_centered_gamma else 1.0
     for tensor in tensors:
         layer_axes = tensor.prepend_axis_num
@@ -50,6 +52,8 @@ def initialize(tensors: Iterable[ShardedTensor], architecture: Architecture, see
         deviation = architecture.init_std
         if tensor.key.endswith(RESIDUAL_OUTPUTS):
             deviation /= math.sqrt(2 * architecture.num_layers)
+        if not tensor.key.endswith(EMBEDDINGS):
+            deviation /= math.sqrt(width_multiplier)
         _fill(tensor.data, shape, offset, _stream(seed, tensor.key, tensor.global_offset[:layer_axes]), deviation)
         if tensor.key.endswith(EMBEDDINGS):
             tensor.data[max(0, architecture.vocab_size - offset[0]) :].zero_()

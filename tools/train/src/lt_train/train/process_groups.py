@@ -30,9 +30,9 @@ def create(
     rank_device: torch.device,
     digests: Mapping[str, str],
 ) -> None:
-    """Join the rendezvous, then create megatron-core's groups, and those for the gradients of the pipeline and for shared query
-    groups.
+    """Join the rendezvous, then create megatron-core's groups and two of lt-train's own.
 
+    lt-train's groups send gradients in the pipeline, and exchange the heads of shared query groups.
     `digests` are hashes of the run's configuration, which must be equal on all ranks. Raises as `rendezvous.join`.
     """
     rendezvous.join(rank_environment, rank_device, faults.timeout_seconds, digests)

@@ -279,6 +279,6 @@ def _order_samples(order: SampleOrder, state: TrainingState, is_first: bool) -> 
     state.ordered_samples = blended_dataset.extended_lengths(order, before, samples)
     if is_first and before and len(state.ordered_samples) > len(before):
         note(
-            f"the run was {before[-1]} samples long and is {samples}: it needs more epochs, which come after the samples of the"
-            " shorter run and are shuffled for themselves"
+            f"the run was {before[-1]} samples long and is {samples}: the samples of the shorter run keep their order, and"
+            " further epochs come after them"
         )

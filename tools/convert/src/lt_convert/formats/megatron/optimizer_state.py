@@ -108,7 +108,7 @@ def _joined_fragments(tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
 
 
 def _common(contents: Contents) -> tuple[dict[str, Any], Callable[[Any], StoredValues]]:
-    """What Megatron stores beside the tensors, and a function that locates tensors in it."""
+    """Return the values that Megatron stores beside the tensors, and a function that locates tensors among these values."""
     directory, files = contents.directory, contents.files
     stored = [key for key in contents.objects if key.startswith("common_state/")]
     if stored:
@@ -142,7 +142,7 @@ def _counters(
 
 
 def tokens(common: Mapping[str, Any], arguments: Mapping[str, Any]) -> int:
-    """How many tokens were trained on, 0 where it is not stored."""
+    """Return the number of trained tokens; 0 if it is not stored."""
     if type(common.get(TOKENS)) is int:
         return int(common[TOKENS])
     samples, length = arguments.get("consumed_train_samples"), arguments.get("seq_length")

@@ -37,7 +37,7 @@ SCALING = {
 UNSUPPORTED = (
     *("activation_func_clamp_value", "attention_output_gate", "attn_logit_softcapping", "enable_hyper_connections"),
     *("final_logit_softcapping", "glu_linear_offset", "heterogeneous_block_specs", "layernorm_zero_centered_gamma"),
-    *("moe_latent_size", "mrope_section", "query_pre_attn_scalar", "softmax_scale", "use_mup", "yarn_rotary_scaling_factor"),
+    *("moe_latent_size", "mrope_section", "query_pre_attn_scalar", "softmax_scale", "yarn_rotary_scaling_factor"),
 )
 POSITIONS = ("rope", "learned_absolute")
 _FAMILIES = re.compile(r"GPT|Llama|Mistral|Mixtral|Qwen|MLA|DeepSeek|Kimi|Moonlight|GLM")
@@ -77,7 +77,8 @@ def _arguments(fields: Mapping[str, Any], path: str) -> dict[str, Any]:
     merged = {**(inner if isinstance(inner, dict) else {}), **fields}
     _check_class(str(merged.get("_target_", "")), path)
     for name in UNSUPPORTED:
-        if merged.get(name):
+        # With muP, megatron-core writes the scale that it has computed.
+        if merged.get(name) and not (name == "softmax_scale" and merged.get("use_mup")):
             raise BadData(f"{path}: {name} is {merged[name]!r:.80}, which no other format supports")
     if merged.get("position_embedding_type") not in POSITIONS:
         raise BadData(f"{path}: position_embedding_type is {merged.get('position_embedding_type')!r:.80}, known are {POSITIONS}")

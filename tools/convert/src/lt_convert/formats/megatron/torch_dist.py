@@ -146,7 +146,7 @@ def model_tensors(contents: dcp.Contents) -> dict[str, Tensor]:
 
 
 def read_common(contents: dcp.Contents, names: Sequence[str], required: bool = True) -> dict[str, Any]:
-    """What Megatron stores beside the tensors: `args` as a dict, plain values, and inert records of everything else.
+    """Return what Megatron stores beside the tensors: `args` as a dict, plain values, and inert records of everything else.
 
     megatron-core 0.16 stores it in common.pt, 0.19 as an object among the tensors. Raises BadData when `required` arguments are
     missing: Megatron-Bridge and NeMo store none.
@@ -170,7 +170,7 @@ def read_common(contents: dcp.Contents, names: Sequence[str], required: bool = T
 
 
 def _details(contents: dcp.Contents, arguments: Mapping[str, Any], saved: RunRecord | None) -> dict[str, Any]:
-    """What `inspect` shows of the training run."""
+    """Return the facts about the training run that `lt-convert inspect` prints."""
     sizes = {
         name: arguments.get(argument)
         for name, argument in (

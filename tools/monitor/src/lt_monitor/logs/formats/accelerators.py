@@ -7,7 +7,7 @@ from lt_monitor.logs.line_parsers import fault, is_warning, regex
 from lt_monitor.logs.lines import Line
 
 _ROCM: tuple[tuple[re.Pattern[bytes], str, str, str | None], ...] = (
-    # A program that uses memory which is not its own, or a faulty driver: as with Xid 31, one log does not tell.
+    # A program that uses memory outside its allocations, or a faulty driver. As with Xid 31, one log cannot tell which.
     (
         regex(rb"Memory access fault by GPU node-\d|amdgpu: .{0,60}(?:no-retry )?page fault \(src_id"),
         "cuda-error",

@@ -1,6 +1,6 @@
 """Job end reports of PBS, Grid Engine, HTCondor and Slurm's seff, and the tables of kubectl.
 
-Limits of PBS and LSF are in `jobs`, how much memory a job had in `memory`. The reports have no reason beyond a code or a state.
+`jobs` parses the time limits of PBS and LSF, `memory` their memory limits. The reports give no reason beyond a code or a state.
 """
 
 from lt_monitor.events.records import Record
@@ -37,7 +37,7 @@ _EXIT_STATUS = regex(
     rb"^\s{0,12}(?:Exit[ _][Ss]tatus ?[:=]|Exit Status {1,12}=|exit_status {2}) {0,16}(?P<code>\d{1,3})\b"
     rb"(?: \(Linux Signal (?P<linux>\d{1,2})\b)?"
 )
-# Torque and PBS add this to the number of a signal.
+# Torque and PBS report signal N as exit status 256 + N.
 _PBS_SIGNAL = 256
 _TIME_LIMIT = regex(
     rb"\bfailed {1,9}37 {1,4}: qmaster enforced h_rt|Job exceeded its walltime limit"
@@ -72,7 +72,8 @@ _STATUSES = {
     b"DeadlineExceeded": ("time-limit", "root"),
     **dict.fromkeys((b"ContainerStatusUnknown", b"NodeLost"), ("evicted", "root")),
 }
-# `Error` comes first; as the reason of a container it stands above an exit code that tells more.
+# `Error` comes first, so that `removeprefix` below removes it: a container with the reason `Error` has an exit code on the next
+# line, which says more.
 _STATUS = b"|".join(_STATUSES)
 _POD = regex(
     rb"^(?:[\w.-]{1,253} {1,60}){1,2}\d{1,3}/\d{1,3} {1,9}(?:Init:)?(?P<row>" + _STATUS + rb") {1,40}\d"
@@ -84,7 +85,7 @@ _EVENT = regex(
     rb"|Failed to pull image \"|Error: (?:ImagePullBackOff|ErrImagePull|InvalidImageName|CreateContainerConfigError)\s{0,9}$"
 )
 _REQUEUED = regex(rb"Requeued SLURM job\b|handling auto-requeue signal\b")
-# A node of Ray.
+# Ray has lost a node.
 _DEAD = regex(rb"The node with node id: \S{1,80} and address: (?P<node>[\w.:-]{1,253}) .{0,300}?has been marked dead")
 
 
@@ -122,7 +123,7 @@ def _of_node(line: Line) -> Record | None:
     match = _SISTER.search(line.text) or _DEAD.search(line.text)
     if match is not None:
         return fault(line, "node-failure", "root", "critical", match.start(), node=match["node"].decode())
-    # Lightning, which has asked Slurm to start the job again.
+    # Lightning has asked Slurm to start the job again.
     return fault(line, "requeue", "root", "info") if _REQUEUED.search(line.text) is not None else None
 
 

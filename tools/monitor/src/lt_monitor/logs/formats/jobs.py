@@ -34,7 +34,7 @@ _SIGNALS |= {b"Broken pipe": 13, b"Alarm clock": 14, b"Bad system call": 31, b"F
 _ABORTED = regex(
     rb"srun: Job step aborted: Waiting up to \d{1,9} seconds|srun: (?:Force T|t)erminat\w{1,5} (?:JobId|StepId|job step)"
 )
-# PBS and LSF; how much memory a job had is `memory`'s.
+# Time limits of PBS and LSF. `memory` parses their memory limits.
 _LIMIT = regex(rb"PBS: job killed: (?:walltime|cput)|TERM_(?:RUN|CPU)LIMIT|job killed after reaching LSF (?:run time|CPU) limit")
 _ENDED_BY = regex(rb"TERM_(?:(?P<preempt>PREEMPT)|(?:FORCE_)?(?:OWNER|ADMIN): job killed by )")
 _POD_EXIT = regex(rb"(?:Exit Code: {1,8}|exitCode\"?: ?|exit code |exited with code |ExitCode: ?)(?P<code>137|143)\b")
@@ -75,7 +75,10 @@ def cancellation(line: Line) -> Record | None:
 
 
 def tasks(line: Line) -> Record | None:
-    """How srun's tasks ended; srun reports it after the reason, so it is never the root cause."""
+    """Parse srun's report of how its tasks ended.
+
+    srun prints exit codes and signals after the line with the reason, so they are never the root cause. `Out Of Memory` is.
+    """
     text = line.text
     if (match := _TASKS.search(text)) is not None:
         node, numbers, how = _text(match["node"]), match["tasks"].decode(), match["how"]
@@ -84,7 +87,7 @@ def tasks(line: Line) -> Record | None:
         code = _EXIT_CODE.search(how)
         exit_code = int(code["code"]) if code else None
         number = next((value for word, value in _SIGNALS.items() if how.startswith(word)), None)
-        # A shell's code for a program that a signal ended.
+        # A shell exits with 128 + N if signal N ended its program.
         number = exit_code - 128 if exit_code is not None and 128 < exit_code < 160 else number
         if number is not None:
             return fault(line, "killed", "cascade", "critical", match.start(), node=node, tasks=numbers, signal=number)
@@ -95,7 +98,7 @@ def tasks(line: Line) -> Record | None:
 
 
 def node_failure(line: Line) -> Record | None:
-    """A node that Slurm has lost; slurmctld and sacct say NODE_FAIL."""
+    """Parse a node failure that srun, slurmctld or sacct reports."""
     match = _NODE_FAILURE.search(line.text)
     if match is None or is_warning(line, match.start()):
         return None
@@ -126,7 +129,7 @@ def pod(line: Line) -> Record | None:
 
 
 def hyperpod(line: Line) -> Record | None:
-    """A step of HyperPod's auto-resume: a fault when it reports a failure or acts on one, else a note."""
+    """Parse a line of HyperPod's auto-resume: a fault if it reports a failure or acts on one, otherwise a note."""
     match = _AUTO_RESUME.search(line.text)
     if match is None:
         return None

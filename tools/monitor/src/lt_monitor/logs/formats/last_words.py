@@ -10,9 +10,9 @@ from lt_monitor.logs.labels import prefixes
 from lt_monitor.logs.line_parsers import BRACKETS, regex
 from lt_monitor.logs.lines import Line
 
-# The last line, and what may come behind it, such as a prompt.
+# Lines after the word that may be a prompt or the like.
 MAXIMUM_LINES_AFTER = 2
-# Lines before it that are looked at for the label.
+# Lines before the word that are compared with the text before the word.
 LABELLED_LINES = 8
 MAXIMUM_LABEL_BYTES = 200
 LAST_BYTES = 1 << 13
@@ -36,12 +36,12 @@ _LOST = regex(
 
 # click's and typer's word for a program that has given up, for Ctrl-C or for a question that was not answered.
 _GAVE_UP = regex(rb"(?:^|\n)(?P<line>Aborted[!.])\s{0,99}$")
-# PyTorch's store, of a port that another process has: a warning, as it goes on with the next address.
+# PyTorch's store says that another process has the port. It is only a warning, because the store tries the next address.
 _PORT = regex(
     rb"(?:^|\n)(?P<line>[^\n]{0,200}The server socket has failed to (?:listen on|bind to) [^\n]{1,200}"
     rb"Address already in use\)\.?)\s{0,99}$"
 )
-# A step of any trainer, whose first loss is no number.
+# A step line of any trainer in which the first loss is NaN.
 _NAN_STEP = regex(
     rb"\b(?:step|iter|iteration|batch)\b[^\w\n]{0,4}\d{1,12}\b(?:(?!loss)[^\n]){0,200}?\b(?:lm_|train_)?loss\b[^\w\n]{1,4}nan\b",
     re.IGNORECASE,
@@ -76,7 +76,7 @@ def losses_without_number(text: bytes, count: int) -> bool:
     return len(lines) == count and all(_NAN_STEP.search(line) is not None for line in lines)
 
 
-# Without a heading before it, as where a log begins within a traceback.
+# An exception without `Traceback` before it: the log may begin within the traceback.
 _BARE_EXCEPTION = regex(
     rb"(?:^|\n)(?P<line>\s{0,4}(?P<name>(?:[A-Za-z_]\w{0,60}\.){1,10}[A-Z]\w{0,60}[a-z]\w{0,60})"
     rb"(?:\(\w{1,60}\))?(?:: [^\n]{1,2000}|:?))\s{0,99}"

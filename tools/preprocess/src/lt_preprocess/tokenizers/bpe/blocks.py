@@ -24,10 +24,10 @@ LETTERS_BEFORE, NUMBERS_BEFORE, SPACES_BEFORE, BLANKS_BEFORE, OTHERS_BEFORE = ra
 OPENERS_BEFORE, ABSORBED_BEFORE, INDENTS_BEFORE = range(40, 64, 8)
 STARTS, NO_STARTS, NUMBER_LENGTH, NEXT_WORD = range(64, 96, 8)
 LOWERS_BEFORE, CASELESS_BEFORE, LAST_WORD, HAN_BEFORE, UNCLEAR_BEFORE = range(96, 136, 8)
-"""Where in the state is what is carried from one block of a text to the next: the last bit of a mask, or what a block says."""
+"""Byte offsets in the state that one block of a text passes to the next block: the last bit of a mask, or a count or flag."""
 
 STATE_SIZE = 17
-"""uint64 in a state."""
+"""Number of uint64 values in a state."""
 
 
 @inner
@@ -48,7 +48,10 @@ def shifted(mask: np.uint64, carried: int) -> np.uint64:
 
 @inner
 def number_starts(numbers: np.uint64, tails: np.uint64, before: np.uint64, state: int) -> np.uint64:
-    """Every third number of a run, from its first; `before` is the mask of bytes after a number."""
+    """Mark the first number (a character of category N) of a run, and every third one after it.
+
+    `numbers` masks the bytes of numbers, `tails` the bytes after the first one of a character, `before` the bytes after a number.
+    """
     starts = numbers & ~before
     length = load64(state + NUMBER_LENGTH) if before & ONE else ZERO
     if (
@@ -56,6 +59,7 @@ def number_starts(numbers: np.uint64, tails: np.uint64, before: np.uint64, state
         and not (before & ONE)
         and not (numbers & numbers >> ONE & numbers >> np.uint64(2) & numbers >> _THREE)
     ):
+        # The common case: ASCII digits in runs of at most three.
         store64(state + NUMBER_LENGTH, np.uint64(leading_zeros(~numbers)))
         return starts
     waiting = numbers & ~tails
@@ -75,7 +79,10 @@ def number_starts(numbers: np.uint64, tails: np.uint64, before: np.uint64, state
 def after_line_breaks(
     at: int, end: int, classes: int, line_breaks: np.uint64, blanks: np.uint64, newlines: np.uint64, state: int
 ) -> np.uint64:
-    """Of these line breaks, which white space without line breaks follows, mark the byte after each that is its run's last."""
+    """Mark the byte after each of `line_breaks` that is the last line break in its run of white space.
+
+    White space without a line break follows each of `line_breaks`. `blanks` masks that white space, `newlines` all line breaks.
+    """
     starts = ZERO
     while line_breaks:
         bit = trailing_zeros(line_breaks)

@@ -4,9 +4,12 @@ r"""Words as Tekken (Mistral), o200k (OpenAI) and Kimi cut them, at changes from
     ?[^\s\p{L}\p{N}]+[\r\n/]* | \s*[\r\n]+ | \s+(?!\S) | \s+
 
 UPPER is [\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}] and LOWER [\p{Ll}\p{Lm}\p{Lo}\p{M}]: letters without case, and marks, are both. o200k
-takes up to three numbers, and a contraction after a word. With both kinds of letters optional, a word that no lower case
-follows ends after its last letter without case, or else is all upper case. This runs at 200 MB/s;
-`cased_blocks` asks it where masks do not say enough."""
+takes up to three numbers, and a contraction after a word. A letter without case counts as UPPER and as LOWER. So if no lower-case
+letter follows the upper-case letters, the word ends after its last letter without case; without one, it is all upper-case
+letters.
+
+This runs at 200 MB/s. `cased_blocks` calls it for the positions that its masks do not decide.
+"""
 
 import numpy as np
 
@@ -23,7 +26,7 @@ _ANY = np.uint8(HAN - 1)
 
 @inner
 def _letters_end(start: int, end: int, classes: int, needs_lower: bool) -> int:
-    """The end of UPPER*LOWER+, or else, unless it `needs_lower`, of UPPER+; `start` when neither is there."""
+    """Return the end of UPPER*LOWER+ or, unless `needs_lower`, of UPPER+; `start` if neither matches."""
     at, after_caseless = start, start
     while at < end:
         kind = class_at(at, classes)

@@ -6,9 +6,9 @@ texts together are a piece, so the table has an entry for every way to cut a pie
 Mistral's 32,000 pieces. Merges are numbered by their results, best score first. A `tokenizer.json` made from such a model lists
 the same pairs, but with separate ranks: 1,230 overlapping cuts in Gemma 3's pieces come in another order.
 
-Pieces also show which characters can never share a symbol: characters that are neighbours inside no piece. `classes` numbers
-the characters that stand inside pieces of several characters and `neighbours` is a bit matrix over these numbers. In a model with
-more than 1,023 such characters several share a number: then some pairs look possible that are not, never the reverse.
+Pieces also show which characters can never share a symbol: characters that are neighbours inside no piece. `classes` numbers the
+characters that stand inside pieces of several characters, and `neighbours` is a bit matrix over these numbers. In a model with
+more than 1,023 such characters, some share a number. Then an impossible pair may look possible, but never the reverse.
 """
 
 import contextlib
@@ -52,10 +52,10 @@ class Tables(NamedTuple):
     `ids` int32 [symbols]: the id of a symbol. `ranks`, `results` int32 [merges]: the rank of a merge in the order of merging
     (SentencePiece's pieces with equal scores share one), and the symbol that it makes. `pairs` uint64 [slots]. `pair_filter`
     uint64, a power of two of bits, indexed by a hash shifted by `filter_shift`: one bit per pair; these 64 KiB (Mistral; Gemma
-    512) reject most pairs that do not merge. `ascii_pairs` int32 [128 * 128]: the merge of two characters.
-    `symbols` int32 and `classes` uint16 [code points]: the symbol of a character, and its class (0: it stands alone).
-    `neighbours` uint64: bit `left << class_bits | right`. `byte_ids` int32 [256], or [0] when characters that the model does not
-    know are the one id `unknown`. `user_defined` finds user-defined pieces, `user_defined_ids` int32 [user-defined pieces] are
+    512) reject most pairs that do not merge. `ascii_pairs` int32 [128 * 128]: the merge of two characters. `symbols` int32 and
+    `classes` uint16 [code points]: the symbol of a character, and its class (0: it stands alone). `neighbours` uint64: bit `left
+    << class_bits | right`. `byte_ids` int32 [256]: the ids of single bytes; without byte fallback it is empty, and every unknown
+    character has the id `unknown`. `user_defined` finds user-defined pieces, `user_defined_ids` int32 [user-defined pieces] are
     their ids.
     """
 

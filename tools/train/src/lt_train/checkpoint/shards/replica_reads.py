@@ -6,8 +6,8 @@ data-parallel ranks, the ranks that share experts. An all-reduce with a byte per
 and no earlier group reads, under any layout. A rank reads the remaining objects alone.
 
 All ranks in a group take the objects in file order. A rank reads a stripe of consecutive bytes, ahead of its turn. The device
-holds one broadcast piece at a time. A rank that fails takes part until its next turn and reports the failure then, because the
-other ranks would wait for it.
+holds one broadcast piece at a time. A rank that fails takes part until its next turn and reports the failure then, because
+otherwise the other ranks would wait for it.
 """
 
 import json

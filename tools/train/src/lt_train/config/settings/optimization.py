@@ -16,6 +16,7 @@ from lt_shared.console import BadConfig, ToolError, UsageError
 from lt_shared.models.architecture import Architecture
 from lt_train.config.megatron_version import release
 from lt_train.config.settings.batches import Batches
+from lt_train.config.settings.model.mup import Mup, resolve_mup
 from lt_train.config.settings.parallelism import Parallelism
 
 OPTIMIZERS = ("adam", "muon")
@@ -97,7 +98,10 @@ OPTIONS = console.section(
 
 @dataclasses.dataclass(frozen=True)
 class Optimization:
-    """`wsd_decay_samples` is the length of the WSD schedule's last part. Other schedules do not use it."""
+    """`wsd_decay_samples` is the length of the WSD schedule's last part. Other schedules do not use it.
+
+    `mup` is None unless rates are transferred from another width.
+    """
 
     optimizer: str
     lr: float
@@ -120,6 +124,11 @@ class Optimization:
     mtp_loss_scaling_factor: float
     router_bias_update_rate: float
     max_nan_steps: int
+    mup: Mup | None = None
+
+    @property
+    def width_multiplier(self) -> float:
+        return self.mup.width_multiplier if self.mup else 1.0
 
     @property
     def splits_state(self) -> bool:
@@ -127,7 +136,7 @@ class Optimization:
         return self.optimizer != "muon"
 
 
-def resolve_optimization(options: dict[str, Any], batches: Batches) -> Optimization:
+def resolve_optimization(options: dict[str, Any], batches: Batches, architecture: Architecture) -> Optimization:
     """Resolve the optimizer options. Raises UsageError if one length is set twice."""
     decay = _length(options, "lr-decay", batches) or batches.length
     warmup = _length(options, "lr-warmup", batches)
@@ -157,6 +166,7 @@ def resolve_optimization(options: dict[str, Any], batches: Batches) -> Optimizat
         mtp_loss_scaling_factor=options["mtp_loss_scaling_factor"],
         router_bias_update_rate=options["moe_router_bias_update_rate"],
         max_nan_steps=options["max_nan_steps"],
+        mup=resolve_mup(options, architecture.hidden_size),
     )
 
 

@@ -2,6 +2,7 @@
 
 import math
 
+from lt_train.importers.bridge import mup
 from lt_train.importers.effects import Effect
 from lt_train.importers.ledger import Ledger
 from lt_train.importers.megatron import initialization as first_weights
@@ -11,15 +12,16 @@ USUAL = "--init-method-std draws the same weights"
 
 
 def translate(ledger: Ledger) -> None:
-    """Drop the functions. megatron-core fills them in: normal, and narrower by the depth for the layers' outputs.
+    """Drop the functions. megatron-core fills them in: normal, narrower by the depth for the layers' outputs, and by the
+    width with muP.
 
     The run's start is to be translated before.
     """
     deviation = first_weights.deviation(ledger)
-    depth = 2 * (ledger.get("num_layers") or 1)
+    depth, width = 2 * (ledger.get("num_layers") or 1), mup.width_multiplier(ledger)
     for name, expected in (
-        ("init_method", deviation),
-        ("output_layer_init_method", deviation / math.sqrt(depth)),
+        ("init_method", deviation / math.sqrt(width)),
+        ("output_layer_init_method", deviation / math.sqrt(depth * width)),
         ("embedding_init_method", deviation),
     ):
         prefix = f"model.{name}."

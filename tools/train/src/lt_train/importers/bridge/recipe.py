@@ -10,6 +10,12 @@ from lt_train.importers.upstream.rows import options
 
 MIXED_PRECISION = "megatron.bridge.training.mixed_precision"
 # Precisions by their names, for recipes outside of a checkout of Megatron-Bridge.
+PROVIDER = "megatron.bridge.models.gpt_provider.GPTModelProvider"
+# Fields of a model that say how it trains.
+OF_TRAINING = (
+    *("hidden_dropout", "attention_dropout", "init_method_std", "moe_aux_loss_coeff", "moe_z_loss_coeff", "bf16", "fp16"),
+    *("moe_router_load_balancing_type", "moe_token_drop_policy", "moe_expert_capacity_factor"),
+)
 PRECISIONS = {"bf16_mixed": {"bf16": True, "grad_reduce_in_fp32": True}, "16_mixed": {"fp16": True}}
 
 
@@ -25,6 +31,7 @@ def values_of(configuration: Configuration, carried: Collection[str]) -> dict[st
         if isinstance(section, Instance) and isinstance(tree.get(name), dict):
             leave_out_defaults(configuration, carried, name, section, tree[name])
     _flatten_model(configuration, carried, container, tree)
+    _name_preset(configuration, container, tree)
     spread_precision(tree)
     _take_tokenizers_vocabulary(tree)
     dataset = tree.get("dataset")
@@ -63,6 +70,17 @@ def leave_out_defaults(
         key = f"{name}.{field}"
         if field in values and values[field] == default and key not in known and key not in carried and row(key) is None:
             del values[field]
+
+
+def _name_preset(configuration: Configuration, container: Instance, tree: dict[str, Any]) -> None:
+    """Let lt-train's preset stand for a published model, beside what the recipe has changed and what trains it."""
+    model = container.attributes.get("model")
+    preset, converted = configuration.interpreter.converted.get(id(model), ("", {}))
+    if preset and isinstance(tree.get("model"), dict):
+        same = {name for name, value in converted.items() if configuration.tree.convert(value) == tree["model"].get(name)}
+        changed = {name: value for name, value in tree["model"].items() if name not in same or name in OF_TRAINING}
+        changed.pop("seq_length", None)
+        tree["model"] = {**changed, "_target_": PROVIDER, "preset": preset}
 
 
 def spread_precision(tree: dict[str, Any]) -> None:

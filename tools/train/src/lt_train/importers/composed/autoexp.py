@@ -1,5 +1,6 @@
 """Translate experiments of oellm-autoexp: Hydra's defaults of a repository, with the arguments of Megatron-LM or TorchTitan."""
 
+import ast
 import operator
 import re
 from collections.abc import Callable, Mapping
@@ -11,6 +12,9 @@ from lt_train.importers import megatron_lm
 from lt_train.importers.composed.arguments import words_of
 from lt_train.importers.composed.files import Files, fill_environment, merge
 from lt_train.importers.ledger import Translation
+from lt_train.importers.python.core import Raised
+from lt_train.importers.python.interpreter import Interpreter
+from lt_train.importers.python.values import Module, Scope
 
 SOURCE = "oellm-autoexp"
 ROOT_FILE = "autoexp.yaml"
@@ -20,8 +24,10 @@ DEEPEST = 12
 # A reference without others inside, a variable of the environment, and oellm-autoexp's whole-number arithmetic.
 REFERENCE = re.compile(r"\$\{([^${}:]+)\}")
 VARIABLE = re.compile(r"\$\{oc\.env:\s*(\w+)\}")
-ARITHMETIC = re.compile(r"\$\{oc\.(muli|divi|addi|subi):\s*(\d+)\s*,\s*(\d+)\s*\}")
-OPERATIONS: dict[str, Callable[[int, int], int]] = {
+ARITHMETIC = re.compile(r"\$\{oc\.(muli|divi|addi|subi|mul):\s*([\d.e+-]+)\s*,\s*([\d.e+-]+)\s*\}")
+EXPRESSION = re.compile(r"\$\{oc\.eval:\s*(['\"]?)([^${}]*)\1\s*\}")
+OPERATIONS: dict[str, Callable[[Any, Any], Any]] = {
+    "mul": operator.mul,
     "muli": operator.mul,
     "divi": lambda left, right: left // max(right, 1),
     "addi": operator.add,
@@ -139,7 +145,10 @@ def _resolve(value: Any, composed: Mapping[str, Any], beside: Mapping[str, Any],
         filled = REFERENCE.sub(lambda match: _as_text(_resolve(match[0], composed, beside, depth + 1), match[0]), value)
         computed = ARITHMETIC.fullmatch(filled)
         if computed:
-            return OPERATIONS[computed[1]](int(computed[2]), int(computed[3]))
+            return OPERATIONS[computed[1]](_number(computed[2]), _number(computed[3]))
+        expression = EXPRESSION.fullmatch(filled)
+        if expression:
+            return _evaluate(expression[2], value)
         return VARIABLE.sub(r"${\1}", filled)
     name = whole[1]
     target: Any = beside if name.startswith(".") else composed
@@ -148,6 +157,21 @@ def _resolve(value: Any, composed: Mapping[str, Any], beside: Mapping[str, Any],
     if target is None or isinstance(target, dict):
         return VARIABLE.sub(r"${\1}", value)
     return _resolve(target, composed, beside, depth + 1)
+
+
+def _number(text: str) -> int | float:
+    return int(text) if text.isdigit() else float(text)
+
+
+def _evaluate(text: str, reference: str) -> Any:
+    """Evaluate the Python expression of oc.eval with the interpreter of configurations. One that it cannot stays as it is."""
+    try:
+        tree = ast.parse(text.strip(), mode="eval")
+        module = Module("expression", "", ast.Module([], []), is_package=False, shown=text)
+        value = Interpreter(Path("/expression.py")).evaluate(tree.body, Scope({}, module))
+    except (SyntaxError, ValueError, MemoryError, Raised):
+        return reference
+    return value if isinstance(value, int | float | str) else reference
 
 
 def _as_text(value: Any, reference: str) -> str:

@@ -24,18 +24,19 @@ class Files:
         self._count += 1
         if self._count > MOST_FILES:
             raise BadData(f"more than {MOST_FILES} files in one configuration")
-        if self._root not in path.resolve().parents:
+        shown = path.resolve().relative_to(self._root) if self._root in path.resolve().parents else path
+        if shown is path:
             raise BadData(f"{path}: outside of {self._root}", "only files beside the configuration are read")
         try:
             content = strict_yaml.loads(storage.read_bytes(str(path)).decode())
         except NoInput:
-            raise BadData(f"it needs {path}, which is not there", "import it in a checkout of its repository") from None
+            raise BadData(f"it needs {shown}, which is not there", "import it in a checkout of its repository") from None
         except (ValueError, UnicodeDecodeError) as error:
-            raise BadData(f"{path}: not YAML: {error}") from None
+            raise BadData(f"{shown}: not YAML: {error}") from None
         if content is None:
             return {}
         if not isinstance(content, dict):
-            raise BadData(f"{path}: not a configuration: it has no keys")
+            raise BadData(f"{shown}: not a configuration: it has no keys")
         filled: dict[str, Any] = fill_environment(content)
         return filled
 

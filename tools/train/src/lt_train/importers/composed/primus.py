@@ -22,6 +22,9 @@ TRAINERS = ("megatron", "torchtitan")
 # Sections of Primus's own beside those of TorchTitan.
 OF_PRIMUS = ("primus_turbo", "sink_level", "file_sink_level", "stderr_sink_level", "trainable", "extends", "includes")
 TURBO = "primus_turbo"
+# What FSDP does by itself.
+BY_FSDP = ("use_distributed_optimizer", "overlap_grad_reduce", "overlap_param_gather")
+OF_FSDP = "FSDP shards the optimizer and overlaps communication by itself"
 MADE_UP = "made-up data has no order; lt-train orders DATA as dataloader_type single"
 BASE_MODEL = "language_model.yaml"
 # Where Primus adds its own section to TorchTitan's.
@@ -90,12 +93,15 @@ def _of_megatron(composed: Mapping[str, Any], defaults: Mapping[str, Any]) -> Tr
         for name, value in composed.items()
         if name not in known and switch_of(name) is None and name in defaults and value == defaults[name]
     }
+    dropped = [Dropped(name, value, "Primus's default, as without it", Effect.NONE) for name, value in own.items()]
     ordered = composed.get("dataloader_type")
+    if composed.get("use_torch_fsdp2"):
+        dropped += [Dropped(name, composed[name], OF_FSDP, Effect.SPEED) for name in BY_FSDP if composed.get(name)]
+        composed = {name: value for name, value in composed.items() if name not in BY_FSDP}
     if composed.get("mock_data") and ordered is not None:
         composed = {name: value for name, value in composed.items() if name != "dataloader_type"}
     words = words_of({name: value for name, value in composed.items() if name not in own})
     translation = megatron_lm.translate(["pretrain_gpt.py", *words], SOURCE)
-    dropped = [Dropped(name, value, "Primus's default, as without it", Effect.NONE) for name, value in own.items()]
     if composed.get("mock_data") and ordered is not None:
         dropped.append(Dropped("dataloader_type", ordered, MADE_UP, Effect.RESULT))
     return dataclasses.replace(translation, dropped=(*translation.dropped, *dropped))

@@ -1,4 +1,4 @@
-"""What a statement would change if it ran: under an unknown condition that becomes unknown."""
+"""Make the values unknown that statements under an unknown condition would change."""
 
 import ast
 from collections.abc import Iterator
@@ -10,7 +10,7 @@ from lt_train.importers.python.core import Raised
 from lt_train.importers.python.library import Library
 from lt_train.importers.python.values import Function, Method, Scope, Unknown
 
-# Calls below an unknown condition are followed so far; deeper ones may change all that they get.
+# Nested calls under an unknown condition that are followed. A deeper call counts as changing all its arguments.
 DEEPEST_UNKNOWN = 4
 
 

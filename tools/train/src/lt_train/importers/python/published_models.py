@@ -4,21 +4,32 @@ The model's configuration comes from the table of `huggingface_configs`; Megatro
 """
 
 import ast
+import itertools
 from pathlib import Path
 from typing import Any
 
 from lt_train.importers.python.huggingface_configs import config_of
 from lt_train.importers.python.interpreter import Interpreter
+from lt_train.importers.python.limits import LARGEST_FILE, MOST_FILES
 from lt_train.importers.python.values import MISSING, Builtin, Class, External, Instance, Unknown
 
 AUTO_BRIDGE = External("megatron.bridge.AutoBridge")
 CONFIG, PRETRAINED = External("transformers.PretrainedConfig"), External("transformers.PreTrainedModel")
 CONVERSIONS = "megatron/bridge/models"
+# Families whose layers Megatron-Bridge changes by code, where the published model stands for all of its sizes.
+BY_PRESET = ("gemma2", "gpt_oss")
 OTHER_START = "the recipe begins with the weights of {}: convert them with lt-convert, and add --load"
 
 
 class ModelInterpreter(Interpreter):
-    """Interpret configurations that name published models."""
+    """Interpret configurations that name published models.
+
+    `converted` maps the id of a model's object to lt-train's preset and the values that its conversion gave it.
+    """
+
+    def __init__(self, file: Path):
+        super().__init__(file)
+        self.converted: dict[int, tuple[str, dict[str, Any]]] = {}
 
     def call_external(self, function: External, arguments: list[Any], keywords: dict[str, Any]) -> Any:
         if function.name == f"{AUTO_BRIDGE.name}.from_hf_pretrained" and arguments:
@@ -66,13 +77,16 @@ class ModelInterpreter(Interpreter):
         config = Instance(CONFIG, dict(values), self.origin)
         bridge = Instance(conversion, {"hf_config": config}, self.origin)
         argument = config if method == "hf_config_to_model_config" else Instance(PRETRAINED, {"config": config}, self.origin)
-        return self.call(self.attribute(bridge, method), [argument], {})
+        model = self.call(self.attribute(bridge, method), [argument], {})
+        if isinstance(model, Instance) and values["model_type"] in BY_PRESET:
+            self.converted[id(model)] = (values["lt_preset"], dict(model.attributes))
+        return model
 
     def _conversion(self, architecture: str) -> Class | None:
         """Find the class that Megatron-Bridge registers for a Hugging Face architecture."""
         for folder in (Path(self.repository.root, base, CONVERSIONS) for base in ("src", "")):
-            for file in sorted(folder.glob("*/*_bridge.py")):
-                if architecture not in file.read_text(errors="replace"):
+            for file in sorted(itertools.islice(folder.glob("*/*_bridge.py"), MOST_FILES)):
+                if file.stat().st_size > LARGEST_FILE or architecture not in file.read_text(errors="replace"):
                     continue
                 module = self.repository.module(f"megatron.bridge.models.{file.parent.name}.{file.stem}")
                 name = _registered_class(module.tree, architecture) if module else None

@@ -25,6 +25,7 @@ class Repository:
         self.file = file
         self.root = _root_of(file)
         self._modules: dict[str, Module | None] = {}
+        self._packages: dict[str, bool] = {}
         self._files = 0
 
     def first_module(self) -> Module:
@@ -43,12 +44,10 @@ class Repository:
 
     def is_package(self, name: str) -> bool:
         """Whether the repository has a directory of modules with this name."""
-        relative = Path(*name.split("."))
-        return any(
-            (base / relative).is_dir()
-            for base in self._bases()
-            if any((base / relative).glob("*.py")) or _has_packages(base / relative)
-        )
+        if name not in self._packages:
+            folders = [base / Path(*name.split(".")) for base in self._bases()]
+            self._packages[name] = any(any(folder.glob("*.py")) or _has_packages(folder) for folder in folders)
+        return self._packages[name]
 
     def _bases(self) -> list[Path]:
         bases = [parent for parent in self.file.parents if parent == self.root or self.root in parent.parents]

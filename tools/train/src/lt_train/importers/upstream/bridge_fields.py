@@ -24,7 +24,9 @@ SECTIONS = {
 }
 COMPUTED = "it is computed from the other fields"
 
-ROWS = {name: row for name, row in megatron_options.ROWS.items() if row.effect in (Effect.NONE, Effect.SPEED)} | rows(
+ROWS = {
+    name: row for name, row in megatron_options.ROWS.items() if row.effect in (Effect.NONE, Effect.SPEED, Effect.RESULT)
+} | rows(
     (
         Effect.NONE,
         COMPUTED,

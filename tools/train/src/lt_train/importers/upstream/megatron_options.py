@@ -4,6 +4,7 @@ Read against megatron/training of core_v0.16.1 and core_v0.19.0, Megatron-DeepSp
 may change the result.
 """
 
+from lt_shared.models.megatron_arguments import mup
 from lt_train.importers.effects import Effect
 from lt_train.importers.upstream.rows import rows
 
@@ -245,6 +246,7 @@ ROWS = rows(
         "Megatron-LM draws weights and dropout of all tensor parallel ranks from one stream then",
         "inference_rng_tracker",
     ),
+    (Effect.NONE, "megatron-core computes it from --hidden-size and --mup-base-hidden-size", "mup_width_mult"),
     (
         Effect.RUN,
         OTHER_PROGRAM,
@@ -305,6 +307,7 @@ OF_REINFORCEMENT = ("rl_", "no_rl_", "grpo_", "langrl_", "no_langrl_", "refit_me
 # Options that another option switches on; without that option nothing reads them.
 SWITCHES = {
     "no_data_sharding": ("dataloader_type", "cyclic"),
+    **dict.fromkeys(mup.DEFAULTS, ("use_mup", None)),
     "sft_tokenizer_prompt_format": ("sft", None),
     "exit_signal": ("exit_signal_handler", None),
     "null_tokenizer_pad_id": ("tokenizer_type", "NullTokenizer"),

@@ -1,4 +1,4 @@
-"""The MLP of a dense layer and of shared experts: [.., h] to [.., f], an activation, and back to [.., h].
+"""The MLP of a dense layer and of shared experts: from [.., h] to [.., f], an activation, and back to [.., h].
 
 The weights have megatron-core's names: `linear_fc1` [f, h], or [2 f, h] for gates and ups, and `linear_fc2` [h, f]. The inner
 width is divided among tensor-parallel ranks, the gates and the ups separately.
@@ -26,7 +26,7 @@ Activation = Callable[[Tensor, Tensor | None], Tensor]
 
 
 class MLP(MegatronModule):  # type: ignore[misc]
-    """If `activation` is None, the second layer computes SwiGLU as part of its cast to fp8."""
+    """Two linear layers with an `activation` between them. If it is None, the second layer computes SwiGLU in its cast to fp8."""
 
     def __init__(
         self,

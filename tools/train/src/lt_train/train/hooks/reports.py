@@ -2,8 +2,8 @@
 
 import datetime
 import math
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from lt_shared.contracts.run_log import Step
 from lt_shared.data.sample_order.log_notes import Skipped
@@ -96,7 +96,7 @@ class Reports(Hook):
             consumed_samples=state.consumed_samples,
             step_seconds=lap.step_seconds,
             tflops_per_gpu=speed.tflops_per_gpu,
-            learning_rate=state.optimizer.param_groups[0]["lr"],
+            learning_rate=_learning_rate(state.optimizer.param_groups),
             global_batch_size=result.samples,
             loss=state.unlogged.mean_loss,
             loss_scale=result.loss_scale,
@@ -121,3 +121,8 @@ class Reports(Hook):
         """Return the mean loss by dataset name, for the datasets with a token since the last line."""
         losses = zip(self.datasets, self.state.unlogged.source_losses, strict=False)
         return {name: loss for name, loss in losses if loss is not None and math.isfinite(loss)}
+
+
+def _learning_rate(groups: Sequence[Mapping[str, Any]]) -> float:
+    """Return the rate of the parameters without a rate of their own. With muP, the matrices of layers have lower rates."""
+    return float(next((group for group in groups if group.get("default_config", True)), groups[0])["lr"])
