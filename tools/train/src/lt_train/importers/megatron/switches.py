@@ -1,21 +1,13 @@
 """Options of Megatron-LM that another option switches on or off."""
 
 from lt_train.config.settings.precision import DELAYED
-from lt_train.config.settings.routing import GLOBAL, POSITION
+from lt_train.importers import routing
 from lt_train.importers.effects import Effect
 from lt_train.importers.layer_style import FUSED_GELU
 from lt_train.importers.ledger import Ledger
 from lt_train.importers.upstream.megatron_options import OF_REINFORCEMENT, SWITCHES
 
 NOT_DELAYED = "the scale of fp8 is computed anew for each GEMM, not from earlier steps: tensorwise, which rounds differently"
-
-# router.py of megatron-core 0.16 to 0.19 divides the loss by the tokens of all ranks, and DDP the gradient by the number of ranks.
-GLOBAL_LOSS = (
-    "Megatron-LM weighs the global auxiliary loss by --moe-aux-loss-coeff divided by the data-parallel size, lt-train by the"
-    " coefficient alone: take the option out, and give both options of lt-train, with the quotient, beside --config"
-)
-# moe_utils.py takes torch.topk over equal numbers.
-POSITION_POLICY = "Megatron-LM keeps tokens that torch.topk finds among equals; lt-train drops the last tokens of the sequence"
 
 # gpt_dataset.py makes the mask that resets at documents only if the data loader makes masks.
 WITHOUT_MASK = "no mask of the data loader has it, so attention crosses documents, as without it"
@@ -27,23 +19,7 @@ def translate(ledger: Ledger) -> None:
     _mask(ledger)
     _positions(ledger)
     _switched_off(ledger)
-    _routing(ledger)
-
-
-def _routing(ledger: Ledger) -> None:
-    """Refuse a global auxiliary loss, whose weight depends on the number of ranks; tell of another choice of dropped tokens."""
-    if ledger.peek("moe_router_load_balancing_type") == [GLOBAL] and ledger.peek("moe_aux_loss_coeff") not in (
-        None,
-        ["0"],
-        ["0.0"],
-    ):
-        ledger.drop("moe_router_load_balancing_type", GLOBAL_LOSS, Effect.RUN)
-    if not ledger.has("moe_expert_capacity_factor"):
-        ledger.drop("moe_token_drop_policy", "without a capacity no token is dropped")
-    elif ledger.peek("moe_token_drop_policy") == [POSITION]:
-        ledger.take("moe_token_drop_policy")
-        ledger.set("moe_token_drop_policy", POSITION, "moe_token_drop_policy")
-        ledger.drop_value("moe_token_drop_policy", POSITION, POSITION_POLICY, Effect.RESULT)
+    routing.translate(ledger)
 
 
 def _fp8(ledger: Ledger) -> None:
