@@ -1,4 +1,4 @@
-"""What becomes of every option of Megatron-LM, Megatron-Bridge, TorchTitan and NeMo with another value than its default.
+"""What becomes of every option of the trainers that lt-train imports, with another value than its default.
 
     python tests/train/option_table.py
 
@@ -16,7 +16,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from lt_train.importers import megatron_bridge, megatron_lm, nemo, torchtitan
+from lt_train.importers import hyperpod, megatron_bridge, megatron_lm, nemo, torchtitan
 from lt_train.importers.effects import Effect
 from lt_train.importers.ledger import Translation
 from lt_train.importers.upstream import rows
@@ -59,6 +59,7 @@ BASES: dict[str, dict[str, Any]] = {
         "model.optim.lr": 1e-4,
         "exp_manager.exp_dir": "/e",
     },
+    "hyperpod": {"model.model_type": "llama_v3", "model.num_hidden_layers": 4, "trainer.max_steps": 100},
 }
 LOADING = (
     r"ckpt_step|(no_)?load_.*|finetune|use_checkpoint_.*|use_mp_args_.*|dist_ckpt_strictness|override_.*|exit_on_missing_.*"
@@ -123,6 +124,17 @@ SWITCHED_ON: dict[str, dict[str, dict[str, Any]]] = {
         r"model\.activations_checkpoint_(method|num_layers)": {"model.activations_checkpoint_granularity": "full"},
         r"exp_manager\.wandb_.*": {"exp_manager.create_wandb_logger": True},
     },
+    "hyperpod": {
+        r"model\.(moe|num_local_experts|num_experts_per_tok).*": {"model.moe": True, "model.num_local_experts": 8},
+        r"model\.rope_scaling\..*": {"model.rope_scaling.rope_type": "llama3", "model.rope_scaling.factor": 8.0},
+        r"model\.peft\..*": {"model.peft.peft_type": "lora"},
+        r"exp_manager\..*": {"exp_manager.exp_dir": "/e"},
+        r"model\.val_batch_size|trainer\.(limit_val_batches|val_check_interval)": {
+            "trainer.limit_val_batches": 5,
+            "model.data.use_synthetic_data": True,
+        },
+        r"model\.shard_degree|trainer\.(devices|num_nodes)": {"model.sharding_strategy": "hybrid_shard"},
+    },
 }
 
 
@@ -165,6 +177,7 @@ TRANSLATE: dict[str, Callable[[dict[str, Any]], Translation]] = {
     "megatron_bridge": megatron_bridge.translate,
     "torchtitan": torchtitan.translate,
     "nemo": nemo.translate,
+    "hyperpod": hyperpod.translate,
 }
 
 

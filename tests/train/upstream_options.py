@@ -1,10 +1,10 @@
-"""Write the options of Megatron-LM, Megatron-Bridge, TorchTitan and NeMo with their defaults and upstream lines.
+"""Write the options of the trainers that lt-train imports, with their defaults and upstream lines.
 
     python tests/train/upstream_options.py MIRRORS
 
 MIRRORS has a git directory for each repository: MIRRORS/NVIDIA+Megatron-LM/repo and so on. Reads the source of the revisions in
 VERSIONS without executing it, and writes tools/train/src/lt_train/importers/upstream/*.json. A newer version of an option
-replaces an older one, and options of all versions are kept.
+replaces an older one, and options of all versions are kept. Recipes of HyperPod have values of a run, not defaults.
 """
 
 import ast
@@ -33,13 +33,6 @@ NEMO_VERSION = "8cfedd7203462cb251a914e700e5605444277561"
 NEMO_FILE = "examples/nlp/language_modeling/conf/megatron_gpt_config.yaml"
 # Programs that add options to Megatron-LM's own.
 PROGRAMS = ("pretrain_gpt.py", "megatron/post_training/arguments.py")
-# Options are read in these places. Inference and other programs are left out.
-READERS = {
-    MEGATRON_LM: ("megatron/training", "megatron/core", "pretrain_gpt.py", "gpt_builders.py", "model_provider.py"),
-    BRIDGE: ("src/megatron/bridge/training", "src/megatron/bridge/models", "src/megatron/bridge/data"),
-    TITAN: ("torchtitan",),
-}
-NOT_READERS = re.compile(r"inference/|/yaml_arguments|/arguments\.py|theoretical_memory|/modelopt/|export/|test|/flux/")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -386,39 +379,29 @@ def titan_section(trees: tuple[Tree, ...], module: str, name: str, prefix: str) 
 
 
 def nemo_options(tree: Tree) -> Iterator[Option]:
-    yield from yaml_options(tree, yaml.compose(tree.text(NEMO_FILE)), "")
+    yield from yaml_options(tree, NEMO_FILE, yaml.compose(tree.text(NEMO_FILE)), "")
 
 
-def yaml_options(tree: Tree, node: yaml.Node, prefix: str) -> Iterator[Option]:
+def yaml_options(tree: Tree, path: str, node: yaml.Node, prefix: str) -> Iterator[Option]:
     for key, value in node.value:
         name = f"{prefix}{key.value}"
         if isinstance(value, yaml.MappingNode) and value.value:
-            yield from yaml_options(tree, value, f"{name}.")
+            yield from yaml_options(tree, path, value, f"{name}.")
         else:
-            position = f"{tree.repository}@{tree.revision}:{NEMO_FILE}:{key.start_mark.line + 1}"
+            position = f"{tree.repository}@{tree.revision}:{path}:{key.start_mark.line + 1}"
             yield Option(name, yaml.safe_load(yaml.serialize(value)), position)
 
 
-# Lines that read an option
+# HyperPod's recipes
+
+RECIPES, RECIPES_VERSION = "aws/sagemaker-hyperpod-recipes", "v1.3.3"
+# Recipes for models of Hugging Face on GPUs, the ones that lt-train imports.
+RECIPE = re.compile(r"recipes_collection/recipes/(training|fine-tuning)/(llama|mistral|mixtral)/hf_.*_gpu_.*\.yaml")
 
 
-def read_lines(tree: Tree, names: set[str], count: int = 2) -> dict[str, list[str]]:
-    """Map names to the first lines that read an attribute or a key of this name, in the order of READERS."""
-    lines: dict[str, list[str]] = {name: [] for name in names}
-    word = re.compile(r"""(?:\.|getattr\([\w.]+, ['"])(\w+)\b""")
-    prefixes = READERS[tree.repository]
-    paths = sorted(
-        (path for path in tree.paths if path.endswith(".py") and path.startswith(prefixes) and not NOT_READERS.search(path)),
-        key=lambda path: next(index for index, prefix in enumerate(prefixes) if path.startswith(prefix)),
-    )
-    for path in paths:
-        for number, text in enumerate(tree.text(path).splitlines(), 1):
-            if text.lstrip().startswith(("#", "from ", "import ", '"""')):
-                continue
-            for name in word.findall(text):
-                if name in lines and len(lines[name]) < count:
-                    lines[name].append(f"{tree.repository}@{tree.revision}:{path}:{number}")
-    return lines
+def recipe_options(tree: Tree) -> Iterator[Option]:
+    for path in sorted(path for path in tree.paths if RECIPE.fullmatch(path)):
+        yield from yaml_options(tree, path, yaml.compose(tree.text(path)), "")
 
 
 def merged(by_version: list[list[Option]]) -> dict[str, Option]:
@@ -471,6 +454,9 @@ def main(mirrors: Path) -> None:
     write("torchtitan", trees, options, {key: option.default for key, option in options.items()})
     nemo = tree(NEMO, NEMO_VERSION)
     options = merged([list(nemo_options(nemo))])
+    recipes = tree(RECIPES, RECIPES_VERSION)
+    recipe_keys = merged([list(recipe_options(recipes))])
+    write("hyperpod", [recipes], recipe_keys, {key: option.default for key, option in recipe_keys.items()})
     write("nemo", [nemo], options, {key: option.default for key, option in options.items()})
 
 

@@ -1,5 +1,6 @@
 """YAML that other programs compose: each file is written here in their form, and the options are counted by hand."""
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -105,6 +106,17 @@ def test_primus_extends_presets(tmp_path: Path) -> None:
 def test_primus_refusals(old: str, new: str, error: str, tmp_path: Path) -> None:
     write(tmp_path, PRIMUS | {"examples/one.yaml": PRIMUS["examples/one.yaml"].replace(old, new)})
     assert error in refusal(tmp_path / "examples/one.yaml")
+
+
+def test_a_preset_that_blocks_or_is_huge_is_refused(tmp_path: Path) -> None:
+    write(tmp_path, PRIMUS)
+    preset = tmp_path / "primus/configs/models/megatron/llama_base.yaml"
+    preset.unlink()
+    os.mkfifo(preset)
+    assert "no regular file" in refusal(tmp_path / "examples/one.yaml")
+    preset.unlink()
+    preset.write_text("a: 1\n" * 1_000_000)
+    assert "no regular file of up to 2,000,000 bytes" in refusal(tmp_path / "examples/one.yaml")
 
 
 def test_presets_that_extend_each_other_are_refused(tmp_path: Path) -> None:
@@ -271,6 +283,13 @@ def test_nanotron(tmp_path: Path) -> None:
     }
     assert {name: found.get(name) for name in expected} == expected
     assert "untie-embeddings-and-output-weights" not in found
+    # Without a length, 100 steps less 10 of warm-up and the 80 before the decay: the last 10 steps are at the lowest rate.
+    file.write_text(NANOTRON.replace("lr_decay_steps: 20", "lr_decay_steps: null"))
+    found = options(file)
+    assert (found["lr-wsd-decay-iters"], found["lr-decay-iters"]) == (10, 90)
+    # Without a lowest rate the decay ends where it begins.
+    file.write_text(NANOTRON.replace("min_decay_lr: 1.0e-05", "min_decay_lr: null"))
+    assert options(file)["min-lr"] == 3e-4
 
 
 @pytest.mark.parametrize(

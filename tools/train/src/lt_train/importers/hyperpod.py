@@ -127,6 +127,7 @@ def translate(values: dict[str, Any]) -> Translation:
     _evaluation(ledger)
     length(ledger)
     _start(ledger)
+    _preferences(ledger)
     for name in LAUNCHERS:
         for key in [key for key in ledger.remaining_keys() if key == name or (name.endswith(".") and key.startswith(name))]:
             ledger.drop(key, LAUNCHER)
@@ -162,6 +163,13 @@ def _evaluation(ledger: Ledger) -> None:
     is_other = ledger.get("eval_iters") != 0 and size != ledger.get("micro_batch_size")
     reason = "lt-train evaluates with --micro-batch-size"
     ledger.drop_value("model.val_batch_size", size, reason, Effect.RUN if is_other else Effect.NONE)
+
+
+def _preferences(ledger: Ledger) -> None:
+    """Drop the settings of preference optimization if it is off."""
+    if not ledger.peek("model.dpo.enabled"):
+        for key in [key for key in ledger.remaining_keys() if key.startswith("model.dpo.")]:
+            ledger.drop(key, "there is no preference optimization")
 
 
 def _start(ledger: Ledger) -> None:
@@ -213,14 +221,16 @@ def _model(ledger: Ledger) -> None:
 
 def _experts(ledger: Ledger) -> None:
     """Translate the settings of experts, or drop them if the model has no experts."""
-    if not ledger.take("model.moe", False):
-        for key in (*EXPERT_KEYS, "model.moe_load_balancing"):
+    if not ledger.peek("model.moe"):
+        for key in ("model.moe", *EXPERT_KEYS, "model.moe_load_balancing"):
             ledger.drop(key, "the model has no experts")
         return
+    ledger.take("model.moe")
     for key, option in EXPERT_KEYS.items():
         ledger.carry(key, option)
-    if (ledger.get("num_experts") or 1) == 1:
-        ledger.drop_value("model.moe", True, UNKNOWN_EXPERTS, Effect.MODEL)
+    has_experts = (ledger.get("num_experts") or 1) > 1
+    reason = "model.num_local_experts says it" if has_experts else UNKNOWN_EXPERTS
+    ledger.drop_value("model.moe", True, reason, Effect.NONE if has_experts else Effect.MODEL)
     balancing = ledger.take_text("model.moe_load_balancing") or BALANCING
     if balancing != "aux_loss":
         ledger.drop_value("model.moe_load_balancing", balancing, "experts are balanced by --moe-aux-loss-coeff", Effect.RUN)

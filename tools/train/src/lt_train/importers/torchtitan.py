@@ -70,6 +70,7 @@ PERHAPS_SCALED = (
     "since 2025-10-08 TorchTitan scales its rotary positions as Llama 3.1 does, before it did not; the keys do not show which,"
     " and scaled ones are taken"
 )
+REPLICATED = "data-parallel ranks hold copies of the weights, as without --use-torch-fsdp2"
 GATHERING = ("enable_fsdp_float8_all_gather", "precompute_float8_dynamic_scale_for_fsdp", "force_recompute_fp8_weight_in_bwd")
 OWN = "a run continues from its own --save; lt-convert makes a checkpoint for --load of another"
 NO_START = "it names no first weights"
@@ -189,10 +190,14 @@ def _parallelism(ledger: Ledger) -> None:
         pipelined = (ledger.get("pipeline_model_parallel_size") or 1) > 1
         option = "use_distributed_optimizer" if pipelined else "use_torch_fsdp2"
         ledger.set(option, True, "parallelism.data_parallel_shard_degree")
-    copies = ledger.take_number("parallelism.data_parallel_replicate_degree") or 1
+    else:
+        ledger.drop_value("parallelism.data_parallel_shard_degree", shards, REPLICATED, Effect.NONE)
+    key = "parallelism.data_parallel_replicate_degree"
+    copies = ledger.take_number(key) or 1
     if copies > 1 and shards != 1:
-        key = "parallelism.data_parallel_replicate_degree"
         ledger.carry_value(key, "num_distributed_optimizer_instances", copies)
+    elif key in ledger.original_values():
+        ledger.drop_value(key, copies, REPLICATED, Effect.NONE)
 
 
 def _optimizer(ledger: Ledger) -> None:
@@ -344,6 +349,8 @@ def _checkpoints(ledger: Ledger) -> None:
         # keep_latest_k = 0 keeps all checkpoints.
         if enabled and value:
             ledger.carry_value(f"checkpoint.{key}", option, value)
+        elif enabled and value == 0:
+            ledger.drop_value(f"checkpoint.{key}", value, "all checkpoints are kept, as without --keep-last", Effect.NONE)
         elif not enabled:
             ledger.drop_value(f"checkpoint.{key}", value, "checkpoints are not enabled", Effect.NONE)
     is_async = ledger.take("checkpoint.async_save") or ledger.take("checkpoint.async_mode", "disabled") != "disabled"

@@ -9,6 +9,7 @@ from lt_shared.console import BadData, NoInput
 from lt_shared.files import storage, strict_yaml
 
 MOST_FILES = 60
+LARGEST = 2_000_000
 # ${NAME:default} of Primus and ${oc.env:NAME,default} of OmegaConf, for an empty environment.
 ENVIRONMENT = re.compile(r"\$\{(?:oc\.env:\s*)?([A-Z][A-Z0-9_]*)\s*[:,]\s*([^${}]*)\}")
 
@@ -27,6 +28,8 @@ class Files:
         shown = path.resolve().relative_to(self._root) if self._root in path.resolve().parents else path
         if shown is path:
             raise BadData(f"{path}: outside of {self._root}", "only files beside the configuration are read")
+        if path.exists() and (not path.is_file() or path.stat().st_size > LARGEST):
+            raise BadData(f"{shown}: no regular file of up to {LARGEST:,} bytes")
         try:
             content = strict_yaml.loads(storage.read_bytes(str(path)).decode())
         except NoInput:

@@ -86,7 +86,11 @@ class ModelInterpreter(Interpreter):
         """Find the class that Megatron-Bridge registers for a Hugging Face architecture."""
         for folder in (Path(self.repository.root, base, CONVERSIONS) for base in ("src", "")):
             for file in sorted(itertools.islice(folder.glob("*/*_bridge.py"), MOST_FILES)):
-                if file.stat().st_size > LARGEST_FILE or architecture not in file.read_text(errors="replace"):
+                if (
+                    not file.is_file()
+                    or file.stat().st_size > LARGEST_FILE
+                    or architecture not in file.read_text(errors="replace")
+                ):
                     continue
                 module = self.repository.module(f"megatron.bridge.models.{file.parent.name}.{file.stem}")
                 name = _registered_class(module.tree, architecture) if module else None

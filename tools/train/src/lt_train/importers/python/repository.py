@@ -88,9 +88,9 @@ class Repository:
         self._files += 1
         if self._files > MOST_FILES:
             raise BadData(f"more than {MOST_FILES} files to read it", REMEDY)
-        content = storage.read_bytes(str(file))
-        if len(content) > LARGEST_FILE:
+        if file.stat().st_size > LARGEST_FILE:
             raise BadData(f"{shown}: more than {LARGEST_FILE:,} bytes", REMEDY)
+        content = storage.read_bytes(str(file))
         try:
             tree = ast.parse(content)
         except SyntaxError as error:

@@ -125,6 +125,11 @@ ROWS = rows(
     ),
     (Effect.RESULT, "lt-train casts the 16-bit weights to fp8, not the 32-bit ones", "fp8_param_gather"),
     (Effect.RESULT, "lt-train's router computes its logits in float32", "moe_router_dtype"),
+    (
+        Effect.RESULT,
+        "attention scores are divided by the layer's number and multiplied again: only the rounding differs",
+        "apply_query_key_layer_scaling",
+    ),
     (Effect.NONE, "pipelines and sequence parallelism have one batch", "ds_sequence_parallel_size"),
     (Effect.RESULT, "lt-train takes the command line, and does not read DeepSpeed's file", "deepspeed_config"),
     (

@@ -62,6 +62,8 @@ ROWS = rows(
         " enable_recovery_time_instrumentation async_checkpointing enable_checkpoint_removal_protection",
     ),
     (Effect.RESULT, "weights and optimizer stay in 32 bits in lt-train", "model.zero_use_master_weight"),
+    (Effect.NONE, TOKENIZER, "model.data.tokenizer_name"),
+    (Effect.MODEL, "lt-train has models of text alone", "model.multi_modal"),
     (Effect.RUN, "lt-train pretrains on text", "model.data.fine_tuning model.data.chat"),
     (Effect.RUN, EVALUATION, "model.data.pad_samples_to_global_batch_size"),
     (Effect.RUN, "lt-train has no dropout between the layers of an MLP", "model.ffn_dropout"),
