@@ -12,7 +12,8 @@ import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
-from torch.distributed.checkpoint import FileSystemReader
+from torch.distributed.checkpoint import FileSystemReader, load, save
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from lt_convert.commands import conversion
 from lt_convert.commands.conversion import Request
@@ -20,7 +21,7 @@ from lt_convert.containers import dcp
 from lt_convert.formats.checkpoint import LegacyTarget
 from lt_convert.formats.huggingface import safetensors_files
 from lt_convert.tensors import blocks
-from lt_shared.console import BadData, CannotCreate, UsageError
+from lt_shared.console import BadData, CannotCreate, NoInput, UsageError
 from lt_shared.contracts import checkpoint_layout
 from lt_shared.contracts.checkpoint_layout import RunRecord
 from lt_shared.models.architecture import Architecture
@@ -237,3 +238,63 @@ def test_a_tied_output_that_differs_is_refused(models: dict[str, Path], tmp_path
     _edit(source / "model.safetensors", lambda t: t["lm_head.weight"][7].add_(1))
     with pytest.raises(BadData, match=r"lm_head\.weight differs from model\.embed_tokens\.weight"):
         convert(source, "megatron-dist", tmp_path / "other")
+
+
+def averaged_checkpoint(model: Path, directory: Path) -> tuple[Path, dict[str, torch.Tensor]]:
+    """A checkpoint of `model` as lt-train --ema-decay saves it, and the averages by Megatron's names: the weights plus 1."""
+    made = convert(model, "megatron-dist", directory / "made", dtype="bfloat16", optimizer=False)
+    reader = FileSystemReader(made)
+    metadata = reader.read_metadata().state_dict_metadata
+    tensors = {
+        key: torch.empty(info.size, dtype=info.properties.dtype)
+        for key, info in metadata.items()
+        if isinstance(info, TensorStorageMetadata)
+    }
+    load(tensors, storage_reader=reader, no_dist=True)
+    averages = {key: tensor.float() + 1 for key, tensor in tensors.items()}
+    saved = directory / "run" / "iter_0000003"
+    save({**tensors, **{f"optimizer.state.ema.{key}": average for key, average in averages.items()}}, checkpoint_id=saved)
+    for name in (checkpoint_layout.COMMON, checkpoint_layout.CONFIGURATION):
+        shutil.copy(made / name, saved)
+    return saved, averages
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+def test_averages_in_the_place_of_the_weights(
+    models: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source, averages = averaged_checkpoint(models["grouped"], tmp_path)
+    again = convert(source, "megatron-dist", tmp_path / "float32", ema=True, dtype="float32")
+    reader = FileSystemReader(again)
+    found = {key: torch.empty_like(average) for key, average in averages.items()}
+    load(found, storage_reader=reader, no_dist=True)
+    assert all(torch.equal(found[key], average) for key, average in averages.items())
+    # As the weights are stored, in bfloat16.
+    plain, averaged = convert(source, "hf", tmp_path / "plain"), convert(source, "hf", tmp_path / "averaged", ema=True)
+    assert "has averaged weights, too: --ema converts them" in capsys.readouterr().err
+    weights, tensors = (load_file(path / "model.safetensors") for path in (plain, averaged))
+    assert weights.keys() == tensors.keys()
+    for name, weight in weights.items():
+        assert torch.equal(tensors[name], (weight.float() + 1).bfloat16())
+    # Neither result is taken for the other one.
+    with pytest.raises(CannotCreate):
+        convert(source, "hf", tmp_path / "plain", ema=True)
+    with pytest.raises(NoInput, match="has no averaged weights"):
+        convert(tmp_path / "made", "hf", tmp_path / "none", ema=True)
+    with pytest.raises(NoInput, match="has no averaged weights"):
+        convert(models["grouped"], "torchtitan", tmp_path / "none", ema=True)
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+def test_an_average_that_is_missing_is_noticed(models: dict[str, Path], tmp_path: Path) -> None:
+    source, averages = averaged_checkpoint(models["grouped"], tmp_path)
+    kept = list(averages)[1:]
+    reader = FileSystemReader(source)
+    tensors = {key: torch.empty_like(averages[key]) for key in averages}
+    stored = {key: tensors[key].bfloat16() for key in averages} | {f"optimizer.state.ema.{key}": tensors[key] for key in kept}
+    load(stored, storage_reader=reader, no_dist=True)
+    for file in (*source.glob("*.distcp"), source / ".metadata"):
+        file.unlink()
+    save(stored, checkpoint_id=source)
+    with pytest.raises(BadData, match="has no average of "):
+        convert(source, "hf", tmp_path / "hf")

@@ -43,7 +43,7 @@ class RunRecord:
     `datasets` the absolute prefix of a trained dataset to `bin_bytes`, `idx_bytes` and, if its sidecar has them, `bin_crc32` and
     `idx_crc32`. `phase` names the phase of the data schedule in which the checkpoint's step lies. `streams` has for each stream
     of the blend its name, the tokens of its shuffle windows, and its shards so far; a shard has its prefix and tokens beside the
-    fields of `datasets`.
+    fields of `datasets`. `ema_decay` is the decay of the averaged weights in the optimizer's state, None without them.
     """
 
     architecture: Architecture
@@ -60,6 +60,7 @@ class RunRecord:
     datasets: dict[str, dict[str, int]] | None = None
     phase: str | None = None
     streams: list[dict[str, Any]] | None = None
+    ema_decay: float | None = None
 
     def write(self, directory: Path, elsewhere: Mapping[str, int] | None = None) -> None:
         """Write `run.json` into a directory that is not yet visible, with the sizes of the files that are there.
@@ -79,6 +80,8 @@ class RunRecord:
         if self.streams is None:
             # Versions before 2026-11-26 do not know this field; they read checkpoints without it.
             del fields["streams"]
+        if self.ema_decay is None:
+            del fields["ema_decay"]
         return (json.dumps({"v": RECORD_VERSION, **fields}, indent=2) + "\n").encode()
 
     @classmethod
@@ -203,7 +206,7 @@ def newest_before(run: Path, step: int) -> Path | None:
 
 
 def expired(complete: Iterable[int], keep_last: int | None, keep_every: int | None) -> list[int]:
-    """Which of the `complete` iterations may be deleted: all but the newest `keep_last` and the multiples of `keep_every`."""
+    """Return the `complete` iterations that may be deleted: all but the newest `keep_last` and the multiples of `keep_every`."""
     older = sorted(complete)[:-keep_last] if keep_last else []
     return [iteration for iteration in older if not keep_every or iteration % keep_every]
 

@@ -48,6 +48,7 @@ def _named() -> click.Group:
     help=f"For {_QUANTIZABLE}: store the weights of linear modules in fp8 with a scale per 128 x 128 block, as DeepSeek-V3.",
 )
 @legacy_options
+@click.option("--ema", is_flag=True, help="Convert the averages that lt-train --ema-decay keeps, in place of the weights.")
 @click.option("--no-optimizer", is_flag=True, help="Do not convert the optimizer state.")
 @click.option("--no-verify", is_flag=True, help="Do not compare SRC with the checksums that were recorded in it.")
 @click.option("--force", is_flag=True, help="Convert again, and replace DST if it is a checkpoint.")
@@ -64,6 +65,7 @@ def command(
     target_pipeline_parallel_size: int | None,
     target_virtual_pipeline_parallel_size: int | None,
     target_transformer_impl: str | None,
+    ema: bool,
     no_optimizer: bool,
     no_verify: bool,
     force: bool,
@@ -92,7 +94,7 @@ def command(
         raise console.UsageError(f"--quantize is for --to {_QUANTIZABLE}, not {to}", "drop it")
     check_plan_options(dry_run, as_json)
     requests = [
-        conversion.Request(source, to, destination, dtype, force, legacy, not no_optimizer, not no_verify, bool(quantize))
+        conversion.Request(source, to, destination, dtype, force, legacy, not no_optimizer, not no_verify, bool(quantize), ema)
         for source, destination in conversion.destinations(sources, output)
     ]
     if dry_run:

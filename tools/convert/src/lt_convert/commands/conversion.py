@@ -19,7 +19,7 @@ from lt_convert.weights import families
 from lt_convert.weights.mapping import is_balancing_bias
 from lt_convert.weights.tensor_names import abbreviated
 from lt_shared import memory
-from lt_shared.console import BadData, UsageError, note, warn
+from lt_shared.console import BadData, NoInput, UsageError, note, warn
 from lt_shared.contracts import checkpoint_layout
 from lt_shared.contracts.manifest import Checkpoint, absolute
 
@@ -31,7 +31,8 @@ class Request:
     """The options of a conversion. `dtype` None keeps every tensor's dtype; `legacy_target` is for the legacy format.
 
     `optimizer` says whether the optimizer state is converted, where both formats have one; `verify`, whether the source is
-    compared with the checksums that were recorded when it was written; `quantize`, whether weights are written in block fp8.
+    compared with the checksums that were recorded when it was written; `quantize`, whether weights are written in block fp8;
+    `ema`, whether the averages of the weights are converted in their place, without the optimizer state.
     """
 
     source: str
@@ -43,6 +44,7 @@ class Request:
     optimizer: bool = True
     verify: bool = True
     quantize: bool = False
+    ema: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -135,7 +137,9 @@ def _plan(request: Request, files: Files, reads_values: bool) -> Plan:
     directory, source_format = location.locate(request.source, files)
     source, target_format = FORMATS[source_format].open_source(directory, files), FORMATS[request.to]
     is_flat = source.optimizer is not None and source.optimizer.is_flat and request.optimizer
-    is_changed = request.dtype or request.quantize or source.quantization or is_flat or source.is_partial
+    if request.ema:
+        source = _averaged(source)
+    is_changed = request.dtype or request.quantize or request.ema or source.quantization or is_flat or source.is_partial
     if source_format == request.to and not target_format.has_target_options and not is_changed:
         raise UsageError(f"{directory}: is in the format {source_format} already")
     if request.quantize and (not target_format.is_quantizable or source.quantization):
@@ -160,6 +164,18 @@ def _plan(request: Request, files: Files, reads_values: bool) -> Plan:
     outputs = target_format.outputs(Target(source, tensors, request.destination, request.legacy_target, request.quantize))
     family = families.family_of(source.model.architecture)
     return Plan(source, request, tuple(outputs), family.operations(source.table, target_format.table, source.model))
+
+
+def _averaged(source: Source) -> Source:
+    """Return `source` with the averages of its weights, in the dtypes of the weights. Raises NoInput without averages."""
+    averages = source.averages
+    if averages is None:
+        raise NoInput(
+            f"{source.directory}: has no averaged weights",
+            "lt-train --ema-decay saves them; without --ema the weights are converted",
+        )
+    tensors = {name: averages[name].cast(tensor.dtype) for name, tensor in source.tensors.items()}
+    return dataclasses.replace(source, tensors=tensors, optimizer=None)
 
 
 def _cast(name: str, tensor: Tensor, dtype: str | None) -> Tensor:
@@ -197,6 +213,7 @@ def convert(request: Request) -> Checkpoint:
             "optimizer": request.optimizer,
             # Records of other conversions are as they were before this option.
             **({"quantize": True} if request.quantize else {}),
+            **({"ema": True} if request.ema else {}),
         }
         fingerprint = result.fingerprint(directory, source_format, request.destination)
         output = Result(request.to, request.destination, request.force, options, fingerprint)
@@ -212,12 +229,14 @@ def convert(request: Request) -> Checkpoint:
     source = todo.source
     tokenizer_file = source.tokenizer.files[0].name if source.tokenizer else None
     checkpoint = output.write(todo, files.reader, source.iteration, source.loss, tokenizer_file)
-    tell_what_is_missing(source)
+    tell_what_is_missing(source, request.ema)
     return checkpoint
 
 
-def tell_what_is_missing(source: Source) -> None:
-    """Say what of a source is not in the result."""
+def tell_what_is_missing(source: Source, ema: bool = False) -> None:
+    """Say what of a source is not in the result. `ema` says that the result has the averaged weights."""
+    if source.averages is not None and not ema:
+        note(f"{source.directory}: has averaged weights, too: --ema converts them")
     if source.left_out and not source.optimizer:
         note(f"{source.directory}: left out the training state ({len(source.left_out)} keys)")
     if source.other_parts:

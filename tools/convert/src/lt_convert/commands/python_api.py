@@ -35,6 +35,7 @@ def convert(
     target_pipeline_parallel_size: int | None = None,
     target_virtual_pipeline_parallel_size: int | None = None,
     target_transformer_impl: TransformerImpl | None = None,
+    ema: bool = False,
     no_optimizer: bool = False,
     no_verify: bool = False,
     force: bool = False,
@@ -43,7 +44,8 @@ def convert(
 
     Returns the checkpoint at `dst` with the fields of the command's JSON line: `path`, absolute; `format`, as `to`; `iteration`
     and `loss` of the training, None if the source does not record them. Without `dtype` and `quantize` no bit of a weight
-    changes. If `dst` is up to date, it stays unchanged. The same call resumes an interrupted call; it may come from any thread.
+    changes. `ema` converts the averages that lt-train --ema-decay keeps, in place of the weights. If `dst` is up to date, it
+    stays unchanged. The same call resumes an interrupted call; it may come from any thread.
 
     Raises: UsageError for impossible options; NoInput without a checkpoint at `src`, BadData for a damaged checkpoint;
     CannotCreate if `dst` holds something else, TryAgain while another process writes it; OSError if the disk fails.
@@ -63,7 +65,7 @@ def convert(
     [(source, destination)] = conversion.destinations([_place(src)], os.fspath(dst))
     return conversion.convert(
         conversion.Request(
-            source, to, destination, dtype, force, legacy_target, not no_optimizer, not no_verify, quantize is not None
+            source, to, destination, dtype, force, legacy_target, not no_optimizer, not no_verify, quantize is not None, ema
         )
     )
 

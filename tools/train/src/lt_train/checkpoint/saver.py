@@ -111,7 +111,7 @@ class Saver:
     def _open(self, directory: str) -> None:
         config = self.config
         copies = device.host_copies(self.device)
-        bytes_each = checkpoint_size.parameter_bytes(config.precision, config.checkpointing)
+        bytes_each = checkpoint_size.parameter_bytes(config.precision, config.optimization, config.checkpointing)
         local_bytes = host_memory.local_checkpoint_bytes(
             self.state.chunks, bytes_each, config.parallelism, config.memory.fully_sharded
         )

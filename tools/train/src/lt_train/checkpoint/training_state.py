@@ -21,7 +21,7 @@ from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 from megatron.core.tensor_parallel import get_cuda_rng_tracker
 
 from lt_shared import version_of
-from lt_shared.console import BadConfig, BadData, warn
+from lt_shared.console import BadConfig, BadData, note, warn
 from lt_shared.contracts import checkpoint_layout
 from lt_shared.contracts.checkpoint_layout import RunRecord
 from lt_shared.files.checksums import DAMAGED
@@ -45,6 +45,7 @@ from lt_train.kernels.split_master_weights import Joined
 from lt_train.metrics.unlogged import Unlogged
 from lt_train.models.chunks import checkpoint_module
 from lt_train.optim.optimizer import create_state, float32_masters, separate_steps, take_masters
+from lt_train.optim.weight_average import WeightAverage
 from lt_train.parallel.ddp import Chunk, gather_weights, gathered_weights
 from lt_train.process import device
 
@@ -67,6 +68,7 @@ class TrainingState:
 
     `unlogged` are the steps since the last log line, so that a resumed run logs the same line. `ordered_samples` are
     the numbers of samples that were put into an order, several if the run has become longer, none if unknown.
+    `average` is None unless the run averages its weights.
     """
 
     chunks: list[Chunk]
@@ -76,13 +78,23 @@ class TrainingState:
     consumed_samples: int = 0
     unlogged: Unlogged = dataclasses.field(default_factory=Unlogged)
     ordered_samples: tuple[int, ...] = ()
+    average: WeightAverage | None = None
+
+    def create_optimizer_state(self, averages: bool = True) -> None:
+        """Create the optimizer's state, and the average if `averages`. What exists stays."""
+        create_state(self.optimizer)
+        if self.average and averages:
+            self.average.begin()
 
     def sharded_optimizer(
-        self, model: dict[str, Any], loading: bool, joined: Joined = split_master_weights.joined
+        self, model: dict[str, Any], loading: bool, joined: Joined = split_master_weights.joined, averages: bool = True
     ) -> dict[str, Any]:
-        """Return the optimizer's sharded state. `model` is the result of `sharded_model`. `joined` joins split weights."""
+        """Return the optimizer's sharded state. `model` is the result of `sharded_model`. `joined` joins split weights.
+
+        Without `averages`, the averaged weights are not loaded.
+        """
         # Before the first step that changes weights, torch has no state, and megatron-core asserts that there is a state.
-        create_state(self.optimizer)
+        self.create_optimizer_state(averages)
         with float32_masters(self.optimizer, loading, joined):
             return dict(self.optimizer.sharded_state_dict(model, is_loading=loading, metadata=dict(CONTENT_METADATA)))
 
@@ -149,6 +161,7 @@ def record(
         loss=loss,
         phase=phase_after(config.schedule, config.batches, state.iteration),
         distributed_optimizer=None if config.checkpointing.no_save_optim else config.shards_optimizer,
+        ema_decay=None if config.checkpointing.no_save_optim else config.optimization.ema_decay,
     )
 
 
@@ -187,13 +200,15 @@ def load(
         _restore_progress(loaded, arguments, iteration, config.batches, state, settings.start)
         if torch.distributed.get_rank() == 0:
             _warn_of_changes(arguments, megatron_arguments.run_arguments(config), state.consumed_samples)
+            _tell_of_average(config.optimization.ema_decay, saved.ema_decay if saved else None)
         if _RNG_STATE_KEY in loaded:
             _restore_rng_state(loaded[_RNG_STATE_KEY], next(state.chunks[0].parameters()).device)
 
 
 def _load_with_optimizer(directory: Path, config: RunConfig, state: TrainingState, saved: RunRecord | None) -> dict[str, Any]:
     model = state.sharded_model()
-    sharded = model | {"optimizer": state.sharded_optimizer(model, loading=True)}
+    has_averages = saved is not None and saved.ema_decay is not None
+    sharded = model | {"optimizer": state.sharded_optimizer(model, loading=True, averages=has_averages)}
     if saved is not None and saved.padded_vocab_size == config.padded_vocab_size:
         fill_whole(sharded)
     present = Kind(config.shards_optimizer, config.precision.dtype)
@@ -298,6 +313,16 @@ def _warn_of_changes(stored_arguments: dict[str, Any], arguments: dict[str, Any]
         warn(f"{change}: the samples that are left come in another order than before")
     if changes := megatron_arguments.changes_of_updates(stored_arguments, arguments):
         warn(f"{', '.join(changes)}: the steps that are left update the weights in another way than those before")
+
+
+def _tell_of_average(decay: float | None, stored_decay: float | None) -> None:
+    """Say what becomes of the averaged weights if the decay differs from the decay in the checkpoint."""
+    if decay is None and stored_decay is not None:
+        warn(f"the averaged weights in the checkpoint are dropped: --ema-decay {stored_decay:g} continues them")
+    elif decay is not None and stored_decay is None:
+        note("the checkpoint has no averaged weights: the average begins with its weights")
+    elif decay != stored_decay:
+        warn(f"the decay of the averaged weights was {stored_decay:g} and is {decay:g}")
 
 
 def _ordered_samples(stored: Any, arguments: dict[str, Any]) -> tuple[int, ...]:

@@ -100,6 +100,7 @@ def run_arguments(config: RunConfig) -> dict[str, Any]:
         "adam_eps": optimization.adam_eps,
         "clip_grad": optimization.clip_grad,
         "calculate_per_token_loss": optimization.averages_tokens,
+        "ema_decay": optimization.ema_decay,
         "moe_router_bias_update_rate": optimization.router_bias_update_rate,
         "mtp_loss_scaling_factor": optimization.mtp_loss_scaling_factor,
         **(optimization.mup.arguments(config.architecture) if optimization.mup else {}),

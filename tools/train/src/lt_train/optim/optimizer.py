@@ -90,13 +90,13 @@ def build(
     if is_muon:
         _order_alike(optimizer)
     if is_fully_sharded:
-        parts = [ShardOptimizer(inner.optimizer, config, inner.init_state_fn, chunks[0]) for inner in _inner(optimizer)]
+        parts = [ShardOptimizer(inner.optimizer, config, inner.init_state_fn, chunks[0]) for inner in inner_optimizers(optimizer)]
         optimizer = ChainedOptimizer(parts)
-    for inner in _inner(optimizer):
+    for inner in inner_optimizers(optimizer):
         if isinstance(inner, DistributedOptimizer):
             distrib_optimizer.save_local_shards(inner, partial(local_sharded_state, inner))
     if adamw == TRITON:
-        fused_adamw.use_fused_adamw(inner for inner in _inner(optimizer) if inner.optimizer is not None)
+        fused_adamw.use_fused_adamw(inner for inner in inner_optimizers(optimizer) if inner.optimizer is not None)
     _use_fused_kernels(optimizer)
     return optimizer, _schedule(optimization, train_samples, optimizer)
 
@@ -159,7 +159,7 @@ def step(optimizer: MegatronOptimizer, clip_grad: float) -> Callable[[], Outcome
     Gradients with an infinity or a NaN are not applied. megatron-core checks gradients only if it scales the loss (fp16), and
     would otherwise write a NaN into all weights. The norm is computed over all ranks, so that every rank decides alike.
     """
-    optimizers = [inner for inner in _inner(optimizer) if inner.optimizer is not None]
+    optimizers = [inner for inner in inner_optimizers(optimizer) if inner.optimizer is not None]
     if optimizers and all(isinstance(inner.optimizer, FusedAdamW) for inner in optimizers):
         read = fused_adamw.step(optimizer, optimizers, clip_grad)
         return lambda: _outcome(read())
@@ -179,7 +179,7 @@ def _step(optimizer: MegatronOptimizer, clip_grad: float) -> Outcome:
     if not math.isfinite(norm):
         return _outcome(norm)
     if clip_grad:
-        for inner in _inner(optimizer):
+        for inner in inner_optimizers(optimizer):
             clip_grad_by_total_norm_fp32(inner.get_parameters(), clip_grad, norm)
     return bool(optimizer.step_with_ready_grads()), norm
 
@@ -194,21 +194,22 @@ def loss_scale(optimizer: MegatronOptimizer) -> float:
 
 def scales_losses(optimizer: MegatronOptimizer) -> bool:
     """Return whether the optimizer scales losses, as with fp16."""
-    return any(getattr(inner, "grad_scaler", None) is not None for inner in _inner(optimizer))
+    return any(getattr(inner, "grad_scaler", None) is not None for inner in inner_optimizers(optimizer))
 
 
-def _inner(optimizer: MegatronOptimizer) -> list[MegatronOptimizer]:
+def inner_optimizers(optimizer: MegatronOptimizer) -> list[MegatronOptimizer]:
+    """Return megatron-core's optimizers inside `optimizer`, each for a part of the weights."""
     return list(getattr(optimizer, "chained_optimizers", [optimizer]))
 
 
 def torch_optimizers(optimizer: MegatronOptimizer) -> list[torch.optim.Optimizer]:
     """Return the torch optimizers inside `optimizer`, which hold the state tensors."""
-    return [inner.optimizer for inner in _inner(optimizer) if inner.optimizer is not None]
+    return [inner.optimizer for inner in inner_optimizers(optimizer) if inner.optimizer is not None]
 
 
 def create_state(optimizer: MegatronOptimizer) -> None:
     """Create the state before the first step. megatron-core neither saves nor loads an optimizer without state."""
-    for outer in _inner(optimizer):
+    for outer in inner_optimizers(optimizer):
         if isinstance(outer.optimizer, torch.optim.AdamW):
             _create_adam_state(outer.optimizer)
         elif outer.optimizer is not None:

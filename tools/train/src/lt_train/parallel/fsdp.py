@@ -97,6 +97,11 @@ class FullySharded(_BaseDataParallel):  # type: ignore[misc]
         """Discard gathered weights and 16-bit copies after the shards have been set."""
         if self.collectives.gathering is not None:
             self.collectives.gathering.forget()
+            return
+        # The root's weights stay gathered after an evaluation, which has no backward pass.
+        for unit in self.module.modules():
+            if isinstance(unit, FSDPModule):
+                unit.reshard()
 
     def named_parameters(self, *arguments: Any, **options: Any) -> Iterator[tuple[str, torch.nn.Parameter]]:
         """Yield the shards as plain tensors, for the optimizer and megatron-core's gradient hooks."""

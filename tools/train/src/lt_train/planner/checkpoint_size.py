@@ -5,12 +5,17 @@ from typing import Self
 
 from lt_train.config.run_config import RunConfig
 from lt_train.config.settings.checkpointing import Checkpointing
+from lt_train.config.settings.optimization import Optimization
 from lt_train.config.settings.precision import Precision
 
 
-def parameter_bytes(precision: Precision, checkpointing: Checkpointing) -> tuple[int, int]:
-    """Return the saved bytes of a parameter: its weight, and the optimizer state (float32 copy and two moments) if saved."""
+def parameter_bytes(precision: Precision, optimization: Optimization, checkpointing: Checkpointing) -> tuple[int, int]:
+    """Return the saved bytes of a parameter: its weight, and the optimizer state if saved.
+
+    The state has a float32 copy of a 16-bit weight, two moments and, with --ema-decay, the average.
+    """
     weight, state = (2, 12) if precision.half else (4, 8)
+    state += 0 if optimization.ema_decay is None else 4
     return weight, 0 if checkpointing.no_save_optim else state
 
 
@@ -25,7 +30,7 @@ class CheckpointSize:
     @classmethod
     def from_config(cls, config: RunConfig) -> Self:
         parameters = config.architecture.parameters(config.padded_vocab_size)
-        weight, state = parameter_bytes(config.precision, config.checkpointing)
+        weight, state = parameter_bytes(config.precision, config.optimization, config.checkpointing)
         return cls(parameters * weight, parameters * state, config.shards_optimizer)
 
     @property

@@ -133,14 +133,15 @@ def estimate(config: RunConfig) -> MemoryEstimate:
     number_bytes = 2 if half else 4
     is_float32 = memory.fully_sharded or not half
     replicas = parallel.data * parallel.context
+    average_bytes = 0 if config.optimization.ema_decay is None else 4
     states = ModelStates(
         model=config.architecture,
         parallel=parallel,
         # FSDP's weights are float32; a 16-bit copy is added if other ranks read the shards directly.
         weight_bytes=(6 if kernels.shares_shards(config) else 4) if is_float32 else 2,
         gradient_bytes=2 if half and memory.gradient_dtype == "bfloat16" else 4,
-        # Two float32 moments, and for a 16-bit weight its missing 16 bits (fused AdamW) or a float32 copy.
-        optimizer_bytes=8 if is_float32 else 10 if kernels.fuses_adamw(config) else 12,
+        # Two float32 moments, and for a 16-bit weight its missing 16 bits (fused AdamW) or a float32 copy; the average.
+        optimizer_bytes=(8 if is_float32 else 10 if kernels.fuses_adamw(config) else 12) + average_bytes,
         number_bytes=number_bytes,
         optimizer_shards=max(1, replicas // memory.replicas) if config.shards_optimizer else 1,
         fully_sharded=memory.fully_sharded,

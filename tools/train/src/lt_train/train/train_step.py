@@ -99,6 +99,8 @@ class Stepper:
         updated, grad_norm = outcome()
         if updated:
             state.scheduler.step(increment=samples)
+            if state.average:
+                state.average.update()
         state.iteration += 1
         state.consumed_samples += samples
         scale = optimizer.loss_scale(state.optimizer)

@@ -36,6 +36,7 @@ from lt_train.metrics.step_timer import Clock
 from lt_train.metrics.throughput import Speedometer
 from lt_train.models import builder
 from lt_train.optim import optimizer
+from lt_train.optim.weight_average import WeightAverage
 from lt_train.parallel import ddp
 from lt_train.process import agreement, device
 from lt_train.process.failure_watch import FailureWatch
@@ -115,6 +116,8 @@ def _train(config: RunConfig, rank_environment: RankEnvironment, rank_device: to
         clock.lap("model")
         optimization, precision, train_samples = config.optimization, config.precision, config.batches.length
         state = TrainingState(chunks, *optimizer.build(optimization, precision, train_samples, chosen.adamw, chunks))
+        if optimization.ema_decay is not None:
+            state.average = WeightAverage(optimization.ema_decay, state.optimizer, chunks)
         clock.lap("optimizer")
         resumed = config
         if start is not None:
@@ -129,7 +132,7 @@ def _train(config: RunConfig, rank_environment: RankEnvironment, rank_device: to
             copies.delete_other_sets()
         elif unused:
             unused.delete()
-        optimizer.create_state(state.optimizer)
+        state.create_optimizer_state()
         clock.lap("loading")
         run = Run(resumed, chosen, state, log, rank_device, rank_environment, copies)
         if is_first and config.checkpointing.directory:
@@ -269,6 +272,7 @@ class Run:
         return Evaluation(
             *(self.data.validation, self.data.test, batches_of, settings.eval_interval, settings.eval_iters),
             *(self.config.batches.train_iters, self.state, self.forward_backward, self.log, self.watchdog),
+            self.saver.hold_back_update,
         )
 
 

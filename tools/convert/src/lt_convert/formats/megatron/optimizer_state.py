@@ -20,6 +20,7 @@ from lt_convert.tensors.reshape import reshaped
 from lt_convert.tensors.tensor import Tensor, assemble
 from lt_convert.weights import families
 from lt_convert.weights.mapping import MEGATRON, Model, is_balancing_bias
+from lt_convert.weights.tensor_names import abbreviated
 from lt_shared.console import BadData
 from lt_shared.contracts.checkpoint_layout import COMMON
 from lt_shared.pickles import Record
@@ -34,6 +35,8 @@ MEGATRON_FLAGS = {
     "foreach": None,
     "fused": False,
 }
+# The prefix of the averaged weights of lt-train.
+AVERAGE = "optimizer.state.ema."
 _MEGATRON = re.compile(r"(?:chained_\d+\.)?optimizer\.state\.(?P<kind>exp_avg|exp_avg_sq|param|fp32_param)\.(?P<name>.+)")
 
 
@@ -67,6 +70,25 @@ def from_megatron(
     # If run.json describes the model, the arguments were not read yet.
     stored = vars(common["args"]) if isinstance(common.get("args"), Record) else {}
     return OptimizerState(by_kind, *_counters(common, arguments or stored, common.get("optimizer"), locate, contents, origin))
+
+
+def averages(contents: Contents, model: Model, tensors: Mapping[str, Tensor], origin: str) -> Mapping[str, Tensor] | None:
+    """Return the canonical averages of the weights that `lt-train --ema-decay` has saved, None without them.
+
+    `tensors` are the model's by Megatron's names, one per layer: those that no optimizer knows are taken from there. Raises
+    BadData if the average of a weight is missing.
+    """
+    stored: dict[str, Tensor] = {}
+    for key in contents.entries:
+        if key.startswith(AVERAGE):
+            stored |= stacked_layers.unstacked(contents.tensor(key).named(key.removeprefix(AVERAGE)))
+    if not stored:
+        return None
+    family = families.family_of(model.architecture)
+    missing = [name for name in family.of_parameters().entries(MEGATRON, model) if name in tensors and name not in stored]
+    if missing:
+        raise BadData(f"{origin}: has no average of {abbreviated(missing)}", "convert it without --ema")
+    return family.to_canonical(MEGATRON, model, {**tensors, **stored}, f"{origin}: averages")
 
 
 def _from_flat_buffers(

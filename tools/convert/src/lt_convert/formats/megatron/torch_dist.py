@@ -98,6 +98,7 @@ def open_source(directory: str, files: Files) -> Source:
         loss=saved.loss if saved else None,
         optimizer=optimizer_state.from_megatron(contents, model, canonical, arguments, directory),
         left_out=left_out,
+        averages=optimizer_state.averages(contents, model, tensors, directory),
         details=_details(contents, {} if saved else arguments, saved),
     )
 

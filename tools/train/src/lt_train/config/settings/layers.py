@@ -36,6 +36,7 @@ WITHOUT_EFFECT = {
     "no_rope_fusion": "it would change no result",
     "group_query_attention": "--num-query-groups says it",
     "no_position_embedding": "RoPE needs no table",
+    "moe_pad_expert_input_to_capacity": "padded rows would change no result",
 }
 
 # The one table of --help and of the reference for the options that choose an implementation. Each help says when to set it.

@@ -5,7 +5,7 @@ All schedules count samples, as Megatron's do: lengths in iterations are convert
 
 import dataclasses
 import importlib.util
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from importlib import metadata
 from typing import Any
 
@@ -16,6 +16,7 @@ from lt_shared.console import BadConfig, ToolError, UsageError
 from lt_shared.models.architecture import Architecture
 from lt_train.config.megatron_version import release
 from lt_train.config.settings.batches import Batches
+from lt_train.config.settings.checkpointing import Checkpointing
 from lt_train.config.settings.model.mup import Mup, resolve_mup
 from lt_train.config.settings.parallelism import Parallelism
 
@@ -92,6 +93,11 @@ OPTIONS = console.section(
         default=1e-3,
         help="Set the step size of the router's balancing biases (DeepSeek-V3).",
     ),
+    click.option(
+        "--ema-decay",
+        type=console.FiniteRange(0, 1, min_open=True, max_open=True),
+        help="Average the weights exponentially with this decay per step, beside training; evaluate and save the average, too.",
+    ),
     click.option("--max-nan-steps", type=POSITIVE, default=10, help="Stop after this many skipped steps in a row."),
 )
 
@@ -100,7 +106,8 @@ OPTIONS = console.section(
 class Optimization:
     """`wsd_decay_samples` is the length of the WSD schedule's last part. Other schedules do not use it.
 
-    `mup` is None unless rates are transferred from another width.
+    `ema_decay` is None for a run that does not average its weights. `mup` is None unless rates are transferred from another
+    width.
     """
 
     optimizer: str
@@ -124,6 +131,7 @@ class Optimization:
     mtp_loss_scaling_factor: float
     router_bias_update_rate: float
     max_nan_steps: int
+    ema_decay: float | None = None
     mup: Mup | None = None
 
     @property
@@ -166,6 +174,7 @@ def resolve_optimization(options: dict[str, Any], batches: Batches, architecture
         mtp_loss_scaling_factor=options["mtp_loss_scaling_factor"],
         router_bias_update_rate=options["moe_router_bias_update_rate"],
         max_nan_steps=options["max_nan_steps"],
+        ema_decay=options["ema_decay"],
         mup=resolve_mup(options, architecture.hidden_size),
     )
 
@@ -240,6 +249,27 @@ def check(optimization: Optimization, dtype: str, parallelism: Parallelism, arch
         yield BadConfig(f"constant weight decay from {start} to {end}", "add --weight-decay-incr-style linear")
     if settings.optimizer == "muon":
         yield from _check_muon(dtype, parallelism, architecture)
+
+
+def check_average(optimization: Optimization, checkpointing: Checkpointing, names: Sequence[str]) -> Iterator[ToolError]:
+    """Yield BadConfig if the average of the weights is not saved, or if its loss would have the name of a validation set."""
+    if optimization.ema_decay is None:
+        return
+    if checkpointing.save and checkpointing.no_save_optim:
+        yield BadConfig(
+            "--ema-decay with --no-save-optim: checkpoints have the average in the optimizer's state", "drop --no-save-optim"
+        )
+    for name in names:
+        if averaged_set(name) in names:
+            yield BadConfig(
+                f"--valid-data-path: the loss of the averaged weights on {name} is called {averaged_set(name)}, as another set",
+                "choose another name for the set",
+            )
+
+
+def averaged_set(name: str | None) -> str:
+    """Return the name of the losses of the averaged weights on a validation set."""
+    return f"{name}-ema" if name else "ema"
 
 
 def _check_muon(dtype: str, parallelism: Parallelism, architecture: Architecture) -> Iterator[ToolError]:
