@@ -152,8 +152,8 @@ def resolve_layers(options: dict[str, Any], device_type: str) -> Layers:
         note(f"without effect here: {', '.join(idle)}")
     if options["transformer_impl"] in OF_TRANSFORMER_ENGINE:
         note(
-            f"--transformer-impl {options['transformer_impl']} has no effect: lt-train's own layers compute the run, which have"
-            " the same weights"
+            f"--transformer-impl {options['transformer_impl']} has no effect: lt-train's layers compute the run, with the"
+            " same weights"
         )
     kernels = options["kernels"]
     if kernels == AUTO:
