@@ -17,7 +17,7 @@ from pathlib import Path
 REPOSITORY = Path(__file__).resolve().parents[2]
 BINARIES = Path(sys.executable).parent
 WIDTHS = (32, 64, 128)
-RATES = (0.002, 0.004, 0.008, 0.016, 0.032)
+RATES = (0.004, 0.008, 0.016, 0.032, 0.064)
 HEAD_SIZE = 16
 STEPS = 100
 TRAINING = (

@@ -79,7 +79,7 @@ def test_all_problems_of_a_plan_are_found_at_once(dataset: Dataset) -> None:
     )
     found = [str(problem) for problem in problems(assembled((*SMALL, *wrong, dataset.prefix)))]
     expected = (
-        *("attention heads 4 not divisible", "query groups 2 not", "feed-forward size 128 not", "exceeds the model's 1024"),
+        *("attention heads 4 not divisible", "query groups 2 neither", "feed-forward size 128 not", "exceeds the model's 1024"),
         *("minimum learning rate", "leaves no validation data", "--keep-every says"),
     )
     for message in expected:

@@ -231,3 +231,29 @@ def test_lists_of_layers_as_python_writes_them(text: str, value: Any) -> None:
 def test_what_is_no_such_list_is_refused(text: str) -> None:
     with pytest.raises(BadConfig, match="neither a number nor a list"):
         layer_frequency(text)
+
+
+@pytest.mark.parametrize("kind", ["aux_loss", "seq_aux_loss", "none"])
+def test_balancing_that_megatron_computes_alike_is_carried_over(kind: str) -> None:
+    translation = from_words(*V2_LITE, "--moe-router-load-balancing-type", kind, "--moe-z-loss-coeff", "1e-3")
+    assert translation.options["moe_router_load_balancing_type"] == kind
+    assert translation.options["moe_z_loss_coeff"] == 1e-3
+
+
+def test_a_global_loss_whose_weight_depends_on_the_ranks_is_refused() -> None:
+    options = ("--moe-router-load-balancing-type", "global_aux_loss")
+    assert [loss.key for loss in from_words(*V2_LITE, *options).lost(Effect.RUN)] == ["moe_router_load_balancing_type"]
+
+
+def test_tokens_that_megatron_drops_by_position_are_told() -> None:
+    options = (
+        "--moe-expert-capacity-factor",
+        "1.25",
+        "--moe-token-drop-policy",
+        "position",
+        "--moe-pad-expert-input-to-capacity",
+    )
+    translation = from_words(*V2_LITE, *options)
+    assert translation.options["moe_token_drop_policy"] == "position"
+    assert "moe_token_drop_policy" in str(translation.lost(Effect.RESULT))
+    assert not translation.lost(Effect.RUN)

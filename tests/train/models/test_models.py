@@ -343,7 +343,7 @@ def test_a_word_for_the_layers_changes_nothing(asked: str, is_told: bool, capsys
         assert capsys.readouterr().err == ""
         words = train.make_context("lt-train", ["--transformer-impl", asked]).params
         assert layers.resolve_layers(words, where) == silent
-        note = f"--transformer-impl {asked} has no effect: lt-train's own layers compute the run, which have the same weights\n"
+        note = f"--transformer-impl {asked} has no effect: lt-train's layers compute the run, with the same weights\n"
         assert capsys.readouterr().err.endswith(f": {note}" if is_told else "")
 
 

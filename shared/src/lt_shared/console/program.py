@@ -144,7 +144,7 @@ def exit_code_of(work: Callable[[], int]) -> int:
 
 
 def _origin(error: click.UsageError) -> str:
-    """Where a refused value comes from, if not from the command line: which variable of the environment, or the file."""
+    """Return the environment variable or the file that a refused value comes from, if it is not from the command line."""
     option, context = getattr(error, "param", None), error.ctx
     if option is None or context is None or option.name is None:
         return ""

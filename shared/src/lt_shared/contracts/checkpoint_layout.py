@@ -206,7 +206,7 @@ def newest_before(run: Path, step: int) -> Path | None:
 
 
 def expired(complete: Iterable[int], keep_last: int | None, keep_every: int | None) -> list[int]:
-    """Which of the `complete` iterations may be deleted: all but the newest `keep_last` and the multiples of `keep_every`."""
+    """Return the `complete` iterations that may be deleted: all but the newest `keep_last` and the multiples of `keep_every`."""
     older = sorted(complete)[:-keep_last] if keep_last else []
     return [iteration for iteration in older if not keep_every or iteration % keep_every]
 

@@ -313,7 +313,7 @@ def read_sidecar(prefix: str) -> dict[str, Any] | None:
 
 
 def parse_sidecar(content: bytes, path: str) -> dict[str, Any]:
-    """As `read_sidecar`, from the content of `path`."""
+    """Parse `content`, the sidecar at `path`. Raises as `read_sidecar`."""
     try:
         record = strict_json.loads(content, has_paths=True)
     except ValueError as error:
@@ -348,7 +348,7 @@ def recorded_checksums(prefix: str) -> dict[str, FileChecksum] | None:
 
 
 def checksums_in(sidecar: dict[str, Any], path: str) -> dict[str, FileChecksum] | None:
-    """As `recorded_checksums`, from the content of a sidecar that was read from `path`."""
+    """Return `recorded_checksums` for a parsed `sidecar` that was read from `path`."""
     record = sidecar.get("crc32")
     if record is None:
         return None

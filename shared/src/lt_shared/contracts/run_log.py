@@ -249,7 +249,7 @@ class Evaluation:
 
     @property
     def perplexity(self) -> float:
-        """As Megatron counts it: at most exp(20)."""
+        """exp(loss), limited to exp(20) as in Megatron."""
         return math.exp(min(self.loss, 20.0))
 
     def format(self) -> str:

@@ -147,7 +147,7 @@ def is_at(descriptor: int, path: str | os.PathLike[str]) -> bool:
 
 
 def _check_still_ours(descriptor: int, partial: str | os.PathLike[str], name: str) -> None:
-    """Where locks do not work, the later of two writers takes over; the earlier one notices here."""
+    """Raise TryAgain if another process has taken over the partial file, which is possible if locks do not work."""
     if not is_at(descriptor, partial):
         raise TryAgain(f"{name}: another process is writing it", "wait for that process to end")
 

@@ -15,9 +15,9 @@ SLOW_SECONDS, ANSWER_SECONDS = 10, 60
 
 
 def read_range(path: str | os.PathLike[str], begin: int, end: int, version: str) -> bytes:
-    """As `storage.read_range`, of the object whose `storage.fingerprint` had `version`. Raises BadData when another is there.
+    """Read a range of the object whose `storage.fingerprint` had `version`. Raises BadData if the object was replaced.
 
-    S3 is asked for that version alone. Of another store the version is looked at after the bytes were read, by a second request.
+    S3 is asked for this version only. With another store, a second request compares the version after the bytes were read.
     Unlike `read_range` it uses up to CONNECTIONS connections, and raises Unavailable when the store denies access.
     """
     name = os.fspath(path)

@@ -73,7 +73,7 @@ class YarnScaling:
 
     @property
     def magnitude(self) -> float:
-        """What cosine and sine are multiplied by."""
+        """The factor of cosine and sine."""
         if self.attention_factor is not None:
             return self.attention_factor
         if self.mscale and self.mscale_all_dim:
@@ -82,7 +82,7 @@ class YarnScaling:
 
     @property
     def score_factor(self) -> float:
-        """What latent attention multiplies its scores by, beside the inverse root of the head size."""
+        """The factor of latent attention's scores, in addition to the inverse root of the head size."""
         return self._temperature(self.mscale_all_dim) ** 2 if self.mscale_all_dim else 1.0
 
     def _temperature(self, mscale: float) -> float:
@@ -114,7 +114,7 @@ class LongRopeScaling:
             raise BadConfig(f"short_factor has {len(self.short_factor)} numbers, long_factor {len(self.long_factor)}")
 
     def magnitude(self, max_position_embeddings: int) -> float:
-        """What cosine and sine are multiplied by in a model of so many positions."""
+        """Return the factor of cosine and sine in a model with this number of positions."""
         if self.attention_factor is not None:
             return self.attention_factor
         factor = self.factor or max_position_embeddings / self.original_max_position_embeddings
@@ -155,7 +155,7 @@ def check_numbers(sizes: Any, *fields: str, zero: bool = False) -> None:
 
 
 def check_number(field: str, value: Any, zero: bool = False) -> None:
-    """As `check_numbers`, for one value."""
+    """Check one value like `check_numbers`."""
     if type(value) not in (int, float):
         raise TypeError(f"{field} is {value!r:.40}, must be a number")
     # A comparison, unlike math.isfinite, takes integers of any size. NaN fails it.

@@ -166,7 +166,7 @@ def names(data: bytes, origin: str) -> set[str]:
 
 
 def names_and_object(data: bytes, origin: str) -> tuple[set[str], Any]:
-    """What `names` and `loads` give, from one pass."""
+    """Return the results of `names` and `loads` from one pass over the pickle."""
     full_names = set()
 
     class Listing(_Unpickler):

@@ -55,7 +55,7 @@ class Configuration:
         return [token for token in self.added_tokens if not _holds(content, token["content"], quoted)]
 
     def changed_prefix_spaces(self, content: bytes) -> int:
-        """How many steps of the pre-tokenizer of a tokenizer.json put a space before texts otherwise than this says."""
+        """Count the pre-tokenizer steps of a tokenizer.json whose `add_prefix_space` contradicts this configuration."""
         if self.add_prefix_space is None or self.class_name not in _PREFIX_SPACE_CLASSES:
             return 0
         if not self.add_prefix_space and not _PREFIX_SPACE.search(content):
@@ -103,7 +103,7 @@ def byte_level_steps(pre_tokenizer: Any) -> list[dict[str, Any]]:
 
 
 def _prepend_scheme(content: bytes) -> str | None:
-    """Where a tokenizer.json made from a SentencePiece model puts a space: as Metaspace calls it, or by a "normalizer"."""
+    """Return where a tokenizer.json made from a SentencePiece model puts a space: a scheme of Metaspace, or "normalizer"."""
     if not _SPACE_STEPS.search(content):
         return None
     try:

@@ -180,7 +180,7 @@ def find(path: str | Path) -> TokenizerFiles:
 
 
 def find_made_with(path: str | Path, sha256: str) -> TokenizerFiles:
-    """As `find`, but of several tokenizers in a directory the one with this hash, if there is one.
+    """Find a tokenizer like `find`. If a directory has several tokenizers, prefer the one with this hash.
 
     Before 2026-11-29 a SentencePiece model came before a tokenizer.json beside it.
     """

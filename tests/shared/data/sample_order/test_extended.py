@@ -38,7 +38,7 @@ def spans(samples: Samples, count: int) -> list[list[Span]]:
     length=st.integers(1, 20),
     counts=st.lists(st.integers(1, 90), min_size=2, max_size=4, unique=True).map(sorted),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 def test_each_length_begins_with_the_one_before(
     tmp_path_factory: pytest.TempPathFactory, sequences: list[int], length: int, counts: list[int]
 ) -> None:

@@ -287,6 +287,9 @@ def test_nanotron(tmp_path: Path) -> None:
     file.write_text(NANOTRON.replace("lr_decay_steps: 20", "lr_decay_steps: null"))
     found = options(file)
     assert (found["lr-wsd-decay-iters"], found["lr-decay-iters"]) == (10, 90)
+    # Without a lowest rate the decay ends where it begins.
+    file.write_text(NANOTRON.replace("min_decay_lr: 1.0e-05", "min_decay_lr: null"))
+    assert options(file)["min-lr"] == 3e-4
 
 
 @pytest.mark.parametrize(

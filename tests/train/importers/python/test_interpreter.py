@@ -120,7 +120,12 @@ UNKNOWN = "import strange\nu = strange.ask()\nclass A:\n    pass\na = A()\na.n =
         ("setattr(a, u, 3)\nresult = a", "?"),
         ("result = [strange.Kind(n=1).n, isinstance(a, strange.Kind), hasattr(strange.Kind(), 'x')]", [1, False, "?"]),
         ("x = [i for i in (1, 2) if u]\nresult = [x]", ["?"]),
-        ("result = [open('f').read(), eval('1'), __import__('os').getcwd()]", ["?"] * 3),
+        ("result = [open('f').read(), __import__('os').getcwd()]", ["?"] * 2),
+        (
+            "import torch\nresult = [torch.half == torch.float16, torch.float16 == torch.float32, torch.version.hip is None]",
+            [True, False, "?"],
+        ),
+        ("strange.get_part(a).n = 5\nresult = a", "?"),
     ],
 )
 def test_what_only_a_run_would_show_is_unknown(text: str, expected: Any, tmp_path: Path) -> None:
@@ -158,6 +163,17 @@ def test_modules_of_the_repository_are_read_when_a_name_of_theirs_is(tmp_path: P
     interpreter = Interpreter(file)
     scope = interpreter.read_module(interpreter.repository.first_module())
     assert scope.names["result"] == [8, "house.rooms.kitchen"]
+
+
+def test_what_a_program_sets_in_a_module_is_seen_there(tmp_path: Path) -> None:
+    (tmp_path / "sizes.py").write_text("LAYERS = 2\ndef layers():\n    return LAYERS\n")
+    assert interpret("import sizes\nsizes.LAYERS = 8\nresult = [sizes.layers()]", tmp_path)[1] == [8]
+
+
+@pytest.mark.parametrize("text", ["exec('result = 1')", "eval('1')", "globals()['result'] = 1", "locals()['x'] = 1"])
+def test_code_that_may_change_any_name_is_refused(text: str, tmp_path: Path) -> None:
+    with pytest.raises(BadData, match="would have to run"):
+        interpret(f"def f():\n    {text}\nf()\nresult = [2]", tmp_path)
 
 
 def test_modules_on_the_import_path_are_not_read(tmp_path: Path) -> None:

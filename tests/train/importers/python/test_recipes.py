@@ -342,6 +342,22 @@ def test_what_lt_train_has_not_is_refused(text: str, name: str, values: dict[str
     assert error in refused if error else not refused
 
 
+def test_what_a_recipe_of_nemo_leaves_out_has_nemos_defaults(tmp_path: Path) -> None:
+    file = tmp_path / "recipe.py"
+    file.write_text(
+        NEMO.replace("warmup_steps=50, constant_steps=100, min_lr=3e-5", "constant_steps=0")
+        .replace("MockDataModule, seq_length=2048, global_batch_size=64, micro_batch_size=2", "MockDataModule")
+        .replace("max_steps=1000", "max_steps=2000")
+    )
+    found = options(f"{file}:pretrain_recipe")
+    names = ("seq-length", "micro-batch-size", "global-batch-size", "lr-warmup-iters", "min-lr")
+    assert [found[name] for name in names] == [2048, 4, 8, 750, 6e-5]
+    file.write_text(NEMO.replace("max_steps=1000, ", ""))
+    assert "train.train_iters: only a run" in refusal(f"{file}:pretrain_recipe")
+    file.write_text(NEMO.replace("limit_val_batches=32, ", ""))
+    assert "validation.eval_iters: only a run" in refusal(f"{file}:pretrain_recipe")
+
+
 def test_weights_that_nemo_restores_become_those_to_load(tmp_path: Path) -> None:
     file = tmp_path / "recipe.py"
     file.write_text(NEMO)

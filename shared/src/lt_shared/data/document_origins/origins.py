@@ -66,7 +66,7 @@ class Origins(abc.ABC):
 
     @abc.abstractmethod
     def to_record(self) -> dict[str, Any]:
-        """As it stands in a sidecar."""
+        """Return the record for a sidecar."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -35,7 +35,10 @@ class RemoteBin:
 
     @classmethod
     def of(cls, prefix: str) -> Self | None:
-        """That of the dataset at a local prefix; None when it has a `.bin` of its own, or nothing. Raises BadData."""
+        """Return the remote `.bin` of the dataset at a local prefix; None if the `.bin` is local, or if no record names one.
+
+        Raises BadData for a malformed record.
+        """
         path = record_path(prefix)
         if os.path.exists(f"{prefix}.bin") or not os.path.exists(path):
             return None
@@ -63,7 +66,7 @@ class RemoteBin:
         return content
 
     def read_into(self, pieces: Sequence[tuple[memoryview, int]]) -> None:
-        """As `samples.TokenFile`, one request after the other."""
+        """Implement `samples.TokenFile`, with one request after the other."""
         for target, offset in pieces:
             target[:] = self.read(offset, offset + len(target))
 

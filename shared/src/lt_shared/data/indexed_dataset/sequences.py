@@ -26,7 +26,7 @@ class TokenArrays:
         raise NotImplementedError
 
     def _array(self, number: int) -> Tokens:
-        """Of a number from 0."""
+        """Return the array with a number from 0."""
         raise NotImplementedError
 
     @overload

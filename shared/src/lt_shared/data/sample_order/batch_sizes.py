@@ -109,7 +109,7 @@ class BatchSizes:
         return next((phase for phase in reversed(self.phases) if phase.begin <= consumed_samples), None)
 
     def _alike(self, consumed_samples: int) -> int | None:
-        """How many steps from there on surely have the size of the first; None when all have."""
+        """Return how many steps from `consumed_samples` on have the same size, perhaps fewer than there are; None for all."""
         current, ramp = self._phase_at(consumed_samples), self.ramp_up
         has_own_size = current is not None and current.size is not None
         if not has_own_size and ramp is not None and consumed_samples <= ramp.samples:

@@ -30,7 +30,7 @@ class Skipped:
 
 @dataclasses.dataclass(frozen=True)
 class PhaseBegins:
-    """Of `step` on the samples have `seq_length` tokens, of datasets in the proportion of `weights`.
+    """From `step` on, samples have `seq_length` tokens and come from the datasets in proportion to `weights`.
 
     `global_batch_size` is None in a phase of a run whose phases all have the same.
     """

@@ -34,7 +34,7 @@ class PackedReading:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class PackedPart:
-    """As `DatasetPart`. The index depends on the number of sequences, not on their content."""
+    """The same interface as `DatasetPart`. The index depends on the number of sequences, not on their content."""
 
     sequences: Sequences
     reading: PackedReading

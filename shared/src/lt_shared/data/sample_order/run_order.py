@@ -259,5 +259,5 @@ def step_of(attempts: Sequence[AttemptOrder], sample: int) -> int:
 
 
 def line(attempt: AttemptOrder) -> str:
-    """As it stands in the file."""
+    """Encode an attempt as a line of the file."""
     return json.dumps(attempt.to_record(), separators=(",", ":"))

@@ -38,9 +38,9 @@ NUMBER_MASK = (1 << NUMBER_BITS) - 1
 
 @dataclasses.dataclass(frozen=True)
 class Reading:
-    """How sequences `first` to before `last`, with `tokens` in all, are read for `samples` samples or more.
+    """The parameters of an index over sequences `first` to before `last`, with `tokens` in all, for at least `samples` samples.
 
-    `seed` is the run's, or with the epochs that were read before of a run that has become longer.
+    `seed` is the run's seed. For a run that has become longer, it is a pair with the number of epochs that were read before.
     """
 
     first: int
@@ -136,7 +136,7 @@ class Stretch:
 
     @property
     def epochs(self) -> range:
-        """Those that it has tokens of."""
+        """The epochs that this stretch has tokens of."""
         return range(self.begin // self.tokens, (self.begin + self.samples * self.sequence_length) // self.tokens + 1)
 
 

@@ -48,7 +48,7 @@ def parse(lines: Iterable[bytes], wanted: Container[int], source: str) -> dict[i
 
 
 def read(run: str | os.PathLike[str], wanted: Container[int]) -> dict[int, float]:
-    """Those that a run has logged; none when it was not asked to. Lines that were cut off are left out. Raises BadData."""
+    """Read the losses that a run has logged, by sample; empty if the run logs none. Skips cut lines. Raises BadData."""
     path = f"{os.fspath(run)}/{FILE}" if storage.is_remote(run) else os.path.join(run, FILE)
     if not storage.exists(path):
         return {}

@@ -63,7 +63,7 @@ class SkipList:
         return bool(self.within(range(number, number + 1)))
 
     def within(self, numbers: range) -> list[int]:
-        """Those of consecutive `numbers` that are left out."""
+        """Return the skipped numbers in the range `numbers`."""
         if not self.ranges:
             return []
         at = bisect.bisect_left(self.ranges, numbers.start, key=lambda skipped: skipped[1])
@@ -75,11 +75,11 @@ class SkipList:
         return skipped_numbers
 
     def count(self, before: int) -> int:
-        """How many are left out of the numbers below `before`."""
+        """Count the skipped numbers below `before`."""
         return sum(min(last + 1, before) - first for first, last in self.ranges if first < before)
 
     def lines(self) -> list[str]:
-        """As in a file."""
+        """Encode the list as the lines of a file."""
         records = ({"v": VERSION, "kind": "skip", "samples": list(skipped)} for skipped in self.ranges)
         return [json.dumps(record, separators=(",", ":")) for record in records]
 

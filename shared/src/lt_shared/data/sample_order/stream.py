@@ -152,7 +152,7 @@ class Stream:
         return pieces
 
     def _pieces_of(self, visit: Visit, token: int, end: int) -> list[tuple[int, npt.NDArray[np.int64], int, int]]:
-        """As `pieces`, for tokens within one visit."""
+        """Return `pieces` for tokens within one visit."""
         layout = self.layout(visit)
         first, last = np.searchsorted(layout.ends, (token - visit.start, end - visit.start - 1), side="right").tolist()
         packed = layout.order[first : last + 1]
@@ -206,7 +206,7 @@ class StreamSamples:
         return end <= 0 or self.visit(end - 1) is not None
 
     def epoch(self, number: int) -> int:
-        """How often everything has been read before sample `number`, whose visit is known."""
+        """Return the number of complete passes over the stream before sample `number`. The visit of the sample must be known."""
         return self._known(number).epoch
 
     def __getitem__(self, number: int) -> Tokens:
@@ -235,7 +235,7 @@ class StreamSamples:
         return visit
 
     def _pieces(self, number: int) -> list[tuple[int, npt.NDArray[np.int64], int, int]]:
-        """As `Stream.pieces`."""
+        """Return `Stream.pieces` for sample `number`."""
         visit = self._known(number)
         place = int(self._order(visit)[number - self._first_sample(visit)])
         token = self._begin + place * self.sequence_length

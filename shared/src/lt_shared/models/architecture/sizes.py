@@ -264,7 +264,7 @@ class Sizes:
         return {self.layer_kind(layer): layer for layer in range(self.num_layers)}
 
     def window(self, layer: int) -> int | None:
-        """How many keys a query of this layer sees, its own included; None for all."""
+        """Return the number of keys that a query of this layer sees, its own included; None for all keys."""
         full = self.window_attn_skip_freq is not None and (layer + 1) % self.window_attn_skip_freq == 0
         return None if full else self.sliding_window
 

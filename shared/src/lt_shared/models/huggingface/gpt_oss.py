@@ -90,7 +90,7 @@ def _rope(config: Mapping[str, Any], name: str) -> dict[str, Any]:
 
 
 def _chosen(config: Mapping[str, Any], name: str) -> int:
-    """How many experts a token goes to. transformers reads one of the two names only."""
+    """Return the number of experts that a token goes to. transformers reads only one of the two names."""
     if config.get("num_experts_per_tok") is None and config.get("experts_per_token") not in (None, 4):
         raise BadConfig(f"{name}: experts_per_token, but no num_experts_per_tok, which transformers reads", "rename it")
     chosen = {**config, "num_experts_per_tok": config.get("num_experts_per_tok", 4)}

@@ -216,7 +216,7 @@ def _first(value: Any) -> Any:
 
 
 def dense_layers(frequency: Any, layers: int, name: str) -> int:
-    """How many layers at the start have no experts, of Megatron's `moe_layer_freq`. Raises BadConfig for another pattern."""
+    """Return the number of first layers without experts, from Megatron's `moe_layer_freq`. Raises BadConfig otherwise."""
     if not isinstance(frequency, int | list | tuple) or not frequency:
         raise BadConfig(f"{name}: moe_layer_freq is {frequency!r:.80}, neither a number of layers nor a list of 0 and 1")
     pattern = list(frequency) if isinstance(frequency, list | tuple) else [int(layer % frequency == 0) for layer in range(layers)]

@@ -126,7 +126,9 @@ def _scaling(arguments: Mapping[str, Any]) -> AnyScaling | None:
 
 
 def latent_scaling(arguments: Mapping[str, Any]) -> YarnScaling | None:
-    """Of latent attention. Megatron-LM leaves `rope_type` None where its command line says nothing; megatron-core has YaRN then.
+    """Return the RoPE scaling of latent attention.
+
+    Without an option for it, Megatron-LM leaves `rope_type` None, and megatron-core then uses YaRN.
 
     Raises BadConfig for plain RoPE whose attention scores megatron-core multiplies all the same.
     """

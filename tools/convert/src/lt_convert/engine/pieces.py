@@ -44,7 +44,7 @@ class PieceChecksums:
 
 
 def piece_of(name: str, content: bytes) -> Piece:
-    """That of a whole small file."""
+    """Return the piece of a whole small file."""
     checksums = PieceChecksums()
     checksums.update(content)
     return checksums.piece(name, 0, len(content), content)

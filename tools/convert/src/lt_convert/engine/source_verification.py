@@ -13,7 +13,7 @@ from lt_shared.files.checksums import FileChecksums
 
 
 def open_checksums(sources: Iterable[tuple[str, str, list[str]]]) -> SourceChecksums:
-    """Those of sources, each a directory, its format, and the names of its files. Raises BadData for malformed records.
+    """Read the recorded checksums of `sources`: pairs of a directory, its format, and its file names. Raises BadData.
 
     `checksums.json` covers a directory. `lt-convert.json` is in it, or beside it in the directory of the run.
     """

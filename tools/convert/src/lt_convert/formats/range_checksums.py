@@ -52,5 +52,5 @@ def _written(outputs: Sequence[OutputFile], pieces: Iterable[Piece]) -> Iterator
 
 
 def _bounds(output: OutputFile) -> list[int]:
-    """Where the ranges of a file begin and end: at its objects, and at its own ends."""
+    """Return the offsets between the ranges of a file: the bounds of its objects, and its own ends."""
     return sorted({0, *output.objects, output.size_bytes})

@@ -126,7 +126,7 @@ class Family:
         return result
 
     def of_parameters(self) -> Self:
-        """The same family without the tensors that no optimizer knows: an optimizer's state is converted by its tables."""
+        """Return the family without balancing biases, which no optimizer updates, to convert the state of an optimizer."""
 
         def shapes(architecture: Architecture) -> Mapping[str, Shape]:
             return {name: shape for name, shape in self.shapes(architecture).items() if not is_balancing_bias(name)}

@@ -150,7 +150,7 @@ class RunState:
         return True
 
     def tokens_per_second(self) -> float | None:
-        """Of the last step: as the trainer says, or batch size times sequence length over the step's time."""
+        """Return the rate of the last step: the logged rate, or batch size times sequence length divided by the step's time."""
         step = self.last
         if step.get("tokens_per_second") is not None:
             return float(step["tokens_per_second"])

@@ -89,7 +89,7 @@ class Summary:
         return dataclasses.asdict(self)
 
     def without_time_left(self) -> "Summary":
-        """The same of a run that fell silent since; itself when it is over."""
+        """Return this summary for a run that has fallen silent since, without a remaining time; unchanged if the run is over."""
         is_over = self.ended is not None or self.eta_seconds == 0
         return self if is_over else dataclasses.replace(self, silent=True, eta_seconds=None)
 

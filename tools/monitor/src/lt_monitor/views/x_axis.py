@@ -18,7 +18,7 @@ from lt_shared.console import BadData
 
 @dataclasses.dataclass(frozen=True)
 class XAxis:
-    """Of one run: `positions` (float64, ascending) of its steps `numbers`, both of shape (points,)."""
+    """The x positions of one run: `positions` (float64, ascending) of the steps `numbers`, both of shape (points,)."""
 
     numbers: np.ndarray
     positions: np.ndarray
@@ -34,7 +34,7 @@ class XAxis:
         return cls(numbers[has_position], np.maximum.accumulate(positions[has_position]))
 
     def at(self, steps: Sequence[int] | np.ndarray) -> np.ndarray:
-        """Where steps are, shape (points,); those that were not logged lie between those that were."""
+        """Return the positions of `steps`, shape (points,), interpolated for steps that were not logged."""
         return np.asarray(np.interp(np.asarray(steps, np.float64), self.numbers, self.positions))
 
 

@@ -80,7 +80,10 @@ def _make_private(directory: Path) -> None:
 
 
 def _reason_against_content(directory: Path, status: os.stat_result) -> str | None:
-    """The same for all that is in it, from when others could perhaps write there. Modes matter only where others can enter."""
+    """Return why the content of `directory` is not trusted: other users may have written it before the directory was private.
+
+    File modes matter only if other users can enter the directory.
+    """
     is_closed = not status.st_mode & _OTHERS_ENTER
     for parent, folders, files in os.walk(directory):
         for name in (*folders, *files):

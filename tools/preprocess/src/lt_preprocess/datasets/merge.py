@@ -96,7 +96,7 @@ def build(plan: Plan) -> Dataset:
 
 
 def _origins(plan: Plan) -> Origins | None:
-    """Those of the parts that say where their documents come from."""
+    """Join the origins of the parts; None if no part records where its documents come from."""
     of_parts = [origins.of_dataset(part.prefix) for part in plan.parts]
     return Joined(of_parts, [shape.documents for shape in plan.shapes]) if any(of_parts) else None
 

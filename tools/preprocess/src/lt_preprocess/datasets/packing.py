@@ -54,7 +54,7 @@ def plan(source: str, output_prefix: str, seq_length: int) -> Plan:
 
 @dataclasses.dataclass
 class Counts:
-    """Of a packing, in documents, samples and tokens. `cut` documents are longer than a sample."""
+    """Counts of a packing's documents, samples and tokens. `cut` documents are longer than a sample."""
 
     documents: int = 0
     cut: int = 0

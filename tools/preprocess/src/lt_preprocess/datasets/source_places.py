@@ -20,9 +20,9 @@ EXCERPT_CHARACTERS = 100
 
 
 def records(source: str, documents: str | None) -> Iterator[dict[str, Any]]:
-    """Where each document of a range comes from, as JSON lines say it.
+    """Yield the source of each document in a range, as records for JSON lines.
 
-    Raises: NoInput for a dataset that does not know, and as `decoding.records`.
+    Raises: NoInput for a dataset without recorded origins, and as `decoding.records`.
     """
     dataset, shape = source_datasets.single(source)
     first, last = decoding.parse_range(documents, shape.documents)

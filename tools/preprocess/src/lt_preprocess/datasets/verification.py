@@ -56,7 +56,7 @@ class Verification:
     sequences: int | None = None
     findings: list[Finding] = dataclasses.field(default_factory=list)
     changed: list[Finding] = dataclasses.field(default_factory=list)
-    """Of files that are sound but not those that were written; they become findings at the end."""
+    """Findings about files that are sound but differ from the written files; they move to `findings` at the end."""
 
     def find(self, path: str, message: str) -> None:
         self.findings.append(Finding(path, message))

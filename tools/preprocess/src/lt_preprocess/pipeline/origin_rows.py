@@ -36,7 +36,7 @@ class InputLines(NamedTuple):
     counted_from: int = 0
 
     def at(self, encoded: Encoded) -> "InputLines":
-        """The same where the lines of a chunk begin."""
+        """Return the position at the beginning of a chunk's lines."""
         is_cut = encoded.kind == "line" and self.total == 0 and encoded.lines.offset > FIRST_LINE_BYTES
         return self._replace(counted_from=encoded.lines.offset) if is_cut and encoded.lines.total else self
 

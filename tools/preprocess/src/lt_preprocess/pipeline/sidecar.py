@@ -34,7 +34,7 @@ PACKAGES = ("lt-shared", "numba", "numpy", "orjson", "pyarrow", "sentencepiece",
 
 
 def origins(plan: Plan, rows: OriginRows, state: State) -> dict[str, Any]:
-    """Where the documents of a part that is closed come from; the files are the `sources` of its sidecars, if they have some."""
+    """Return the record of where the documents of a closed part come from. Its files are the `sources` of the part's sidecars."""
     first, last = state.first_input, state.last_input
     paths = [] if first is None or last is None else plan.paths[first : last + 1]
     files: list[File] = [{"path": credentials.without_tokens(inputs.display_name(path))} for path in paths]

@@ -58,7 +58,7 @@ class ChunkLines(NamedTuple):
     left_out: Sequence[int]
 
     def runs(self, first: int, last: int) -> list[tuple[int, int]]:
-        """Where documents `first` to before `last` of the chunk begin to be on consecutive lines: document and line, from 0."""
+        """Return the first (document, line), from 0, of each run of documents `first` to before `last` on consecutive lines."""
         if first == last or not self.left_out:
             return [(first, first)] if first < last else []
         lines = np.delete(np.arange(self.total), self.left_out)[first:last]
@@ -81,5 +81,5 @@ class Batch(NamedTuple):
 
 
 def location(source: str, line: int | None, offset: int) -> str:
-    """Where a line is, as messages say it: its number, where known, and the offset of its first byte."""
+    """Return a line's location for messages: its number, if known, and the offset of its first byte."""
     return f"{source}{'' if line is None else f', line {line}'}, byte {offset}"

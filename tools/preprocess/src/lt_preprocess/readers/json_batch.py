@@ -85,7 +85,7 @@ def _allocated(keys: int, size_bytes: int) -> ScanResults:
 
 
 def _doubled(results: ScanResults) -> ScanResults:
-    """The same documents, in arrays for twice as many documents and texts."""
+    """Move the documents to arrays for twice as many documents and texts."""
     offsets, texts_per_document = (
         np.concatenate([array, np.empty_like(array)], axis=1) for array in (results.offsets, results.texts_per_document)
     )

@@ -57,7 +57,7 @@ class ByteLevel(Tokenizer):
 
 
 class Slow(ByteLevel):
-    """The same without compiled code, for a pattern that is not compiled and for checking."""
+    """A byte-level BPE encoder without compiled code, for patterns that are not compiled and to check compiled code."""
 
     def __init__(self, vocabulary: Vocabulary, warning: str | None = None):
         super().__init__(vocabulary)
@@ -112,7 +112,7 @@ class FinalWhiteSpaceEncoder(Encoder):
         return text_numbers
 
     def _word_start(self, texts: Texts, number: int) -> int | None:
-        """Where the word at the end of a text starts that Llama 3's pattern would cut; None when that cuts none."""
+        """Return where the last word of a text starts if Llama 3's pattern would cut it; None if it would not."""
         first, end = int(texts.offsets[number]), int(texts.offsets[number + 1])
         start, kind, character = end, character_classes.SPACE, end
         while character > first:

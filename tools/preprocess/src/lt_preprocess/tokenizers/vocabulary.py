@@ -39,8 +39,8 @@ MOST_PIECES = (1 << 21) - 0x110000
 """So many that 21 bits number them and all characters, for the tokenizers that merge characters."""
 
 NO_PREFIX, PREFIX, PREFIX_BEFORE_TEXT, PREFIX_FIRST = range(4)
-"""Where a space is put, before what is encoded: nowhere; before each text between added tokens; the same, but not before a text
-that begins with a space; so only before a text that begins its document."""
+"""Where a space is added: nowhere; before each text between added tokens; before each such text that does not begin with a space;
+or before such a text only if it begins its document and does not begin with a space."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -72,7 +72,7 @@ def _key(files: TokenizerFiles) -> str:
 
 
 def publish(path: Path, content: bytes) -> None:
-    """Where nothing can be written, nothing is kept."""
+    """Write `content` to `path` by rename. If the directory is not writable, nothing is cached."""
     with contextlib.suppress(OSError), tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}", delete=False) as file:
         try:
             file.write(content)

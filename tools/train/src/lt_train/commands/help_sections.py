@@ -22,7 +22,7 @@ def _complete(context: click.Context, parameter: click.Parameter, incomplete: st
 @click.command("help", cls=console.Command, examples=EXAMPLES, context_settings={"ignore_unknown_options": True})
 @click.argument("words", metavar="[SECTION|OPTION]", nargs=-1, shell_complete=_complete)
 def command(words: tuple[str, ...]) -> None:
-    """Show the options of a section, or by a word of their name.
+    """Show the options of a section, or options that contain a word.
 
     Without a word it lists the sections.
     """

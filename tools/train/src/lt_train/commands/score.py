@@ -83,7 +83,7 @@ def command(
     if len(parts) > 1 and rank_environment.find():
         ranges = ", ".join(f"{part.start}-{part.stop - 1}" for _, part in parts)
         raise BadConfig(
-            f"samples {ranges} are of different lengths, for which ranks are made anew, and a launcher has started this one",
+            f"samples {ranges} have different lengths, which need new ranks, but a launcher started this rank",
             "score one of these ranges at a time: --samples",
         )
     for config, part in parts:

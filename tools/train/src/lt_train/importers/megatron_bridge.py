@@ -10,7 +10,7 @@ from typing import Any
 from lt_shared.console import BadData
 from lt_shared.models.presets import preset
 from lt_train.config.settings.model import experts, latent_attention
-from lt_train.importers import evaluation, megatron_latents, muon
+from lt_train.importers import evaluation, megatron_latents, muon, routing
 from lt_train.importers.bridge import data, initialization, mup, precision, providers, start
 from lt_train.importers.bridge.objects import plain
 from lt_train.importers.effects import Effect
@@ -51,7 +51,6 @@ NEUTRAL = {
     "model.mamba_num_groups": 8,
     "model.mamba_state_dim": 128,
     "model.moe_router_score_function": "softmax",
-    "model.moe_router_load_balancing_type": "aux_loss",
     "model.mtp_loss_scaling_factor": 0.1,
     "model.softmax_type": "vanilla",
     "model.glu_linear_offset": 0.0,
@@ -97,6 +96,7 @@ RENAMED = {
 }
 FLAGS = {
     "model.use_mup": "use_mup",
+    "model.calculate_per_token_loss": "calculate_per_token_loss",
     "model.sequence_parallel": "sequence_parallel",
     "model.add_qkv_bias": "add_qkv_bias",
     "model.qk_layernorm": "qk_layernorm",
@@ -115,7 +115,8 @@ FLAGS = {
 }
 EXPERT_OPTIONS = (
     *(field for field in experts.FIELDS if field != "num_experts"),
-    *("moe_router_bias_update_rate", "moe_token_dispatcher_type"),
+    *("moe_router_bias_update_rate", "moe_token_dispatcher_type", "moe_router_load_balancing_type"),
+    *("moe_z_loss_coeff", "moe_expert_capacity_factor", "moe_token_drop_policy"),
 )
 
 
@@ -306,6 +307,8 @@ def _carry(ledger: Ledger, key: str, option: str) -> None:
 
 def _experts(ledger: Ledger) -> None:
     has_experts = (ledger.peek("model.num_moe_experts") or 1) > 1
+    if has_experts:
+        routing.translate(ledger, "model.")
     for name in EXPERT_OPTIONS:
         if has_experts and options()[name].is_flag:
             ledger.flag(f"model.{name}", name)

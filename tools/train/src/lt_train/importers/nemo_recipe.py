@@ -32,6 +32,10 @@ OF_DATA = {
 }
 BATCHES = ("micro_batch_size", "global_batch_size", "rampup_batch_size")
 DATASETS = {"PreTrainingDataModule": "GPTDatasetConfig", "MockDataModule": "MockGPTDatasetConfig"}
+# Defaults of NeMo's classes in 2025-09, for recipes outside of a checkout.
+DATA_DEFAULTS = {"seq_length": 2048, "micro_batch_size": 4, "global_batch_size": 8}
+SPLIT = "900,50,50"
+SCHEDULE_DEFAULTS = {"warmup_steps": 750, "constant_steps": 80000, "min_lr": 6e-5}
 SCHEDULES = {"CosineAnnealingScheduler": "cosine"}
 # Arguments of Lightning's trainer that change no step, at any value.
 OF_MACHINES = (
@@ -47,10 +51,10 @@ def values_of(configuration: Configuration, carried: Collection[str]) -> dict[st
     task = str(tree.get("_target_")).rpartition(".")[2]
     if task not in PRETRAINING:
         raise BadData(f"{task}: lt-train pretrains", "import the recipe's pretrain_recipe")
-    trainer, data = _part(tree, "trainer"), _part(tree, "data")
+    trainer, data = _part(tree, "trainer"), DATA_DEFAULTS | _part(tree, "data")
     strategy = _part(trainer, "strategy")
     values: dict[str, Any] = {"_target_": "nemo.run.Partial", "model": _model(configuration, tree, strategy, carried)}
-    values["train"] = {"train_iters": trainer.get("max_steps"), **{name: data.get(name) for name in BATCHES}}
+    values["train"] = {"train_iters": _length(trainer), **{name: data.get(name) for name in BATCHES}}
     values["validation"] = _validation(trainer)
     values["dataset"] = _dataset(data)
     lengths = (values["model"].get("seq_length"), values["dataset"].get("seq_length"))
@@ -112,8 +116,16 @@ def _model(
     return {**settings, **layout}
 
 
+def _length(trainer: Mapping[str, Any]) -> Any:
+    steps = trainer.get("max_steps")
+    return Unknown("the run has no number of steps", "trainer.max_steps") if steps in (None, -1) else steps
+
+
 def _validation(trainer: Mapping[str, Any]) -> dict[str, Any]:
+    # Lightning's defaults: all batches, once an epoch.
     batches, interval = trainer.get("limit_val_batches"), trainer.get("val_check_interval")
+    batches = 1.0 if batches is None else batches
+    interval = 1.0 if interval is None else interval
     if isinstance(batches, float):
         batches = 0 if batches == 0 else Unknown("it is a share of the validation data", "trainer.limit_val_batches")
     if isinstance(interval, float):
@@ -125,6 +137,8 @@ def _dataset(data: Mapping[str, Any]) -> dict[str, Any]:
     kind = str(data.get("_target_", "")).rpartition(".")[2]
     target = f"megatron.bridge.training.config.{DATASETS[kind]}" if kind in DATASETS else data.get("_target_")
     paths = data.get("paths")
+    if kind == "PreTrainingDataModule" and data.get("split") is None:
+        data = {**data, "split": SPLIT}
     values = {name: data[key] for key, name in OF_DATA.items() if data.get(key) is not None}
     if isinstance(paths, dict):
         paths = Unknown("the parts have files of their own", "data.paths")
@@ -140,6 +154,8 @@ def _optimizer(section: Mapping[str, Any], steps: Any) -> tuple[dict[str, Any], 
     kind = str(schedule.get("_target_", "")).rpartition(".")[2]
     if not schedule:
         return optimizer, {"lr_decay_style": "constant", "lr_warmup_iters": 0}
+    if kind in SCHEDULES:
+        schedule = SCHEDULE_DEFAULTS | schedule
     optimizer["min_lr"] = schedule.get("min_lr")
     values = {"lr_decay_style": SCHEDULES.get(kind, kind), "lr_warmup_iters": schedule.get("warmup_steps")}
     constant = schedule.get("constant_steps")

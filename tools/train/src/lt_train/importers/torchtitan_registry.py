@@ -31,6 +31,10 @@ def values_of(configuration: Configuration) -> dict[str, Any]:
     for name in tree:
         if name not in LEFT_OUT and isinstance(tree[name], dict):
             _leave_out_defaults(configuration, name, tree[name])
+    for name in ("local_batch_size", "seq_len"):
+        # The validator takes the sizes of training where it has none of its own.
+        if isinstance(values.get("validation"), dict) and name in values.get("training", {}):
+            values["validation"].setdefault(name, values["training"][name])
     values["job"] = {"dump_folder": tree.get("dump_folder")}
     values["model"] = _model(tree)
     values["optimizer"] = _optimizer(tree.get("optimizer"))
@@ -165,7 +169,7 @@ def _optimizer(section: Any) -> dict[str, Any]:
         return {**values, "name": groups if isinstance(groups, Unknown) else "unknown"}
     if not groups:
         return values
-    if len(groups) > 1 or groups[0].get("pattern") != ".*":
+    if len(groups) > 1 or groups[0].get("pattern") != ".*" or not groups[0].get("optimizer_name"):
         return {**values, "name": "an optimizer for each group of parameters"}
     arguments = dict(groups[0].get("optimizer_kwargs") or {})
     values["name"] = groups[0].get("optimizer_name")

@@ -124,7 +124,7 @@ def _step(directory: str) -> int | None:
 
 
 def _tokenizer(directory: str, place: str, is_original: bool, files: Files) -> TokenizerFiles | None:
-    """That beside the model; OpenAI's own files have it in the directory above, a step of TorchTitan's in the run's."""
+    """Find the tokenizer: beside the model, above the directory of OpenAI's own files, or in TorchTitan's run directory."""
     if place != directory:
         return discovery.beside_model(directory, files) or discovery.of_run(place, None, files)
     above, _, name = directory.rpartition("/")

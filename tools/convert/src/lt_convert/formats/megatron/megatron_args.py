@@ -38,7 +38,7 @@ def check_computable(architecture: Architecture, origin: str) -> None:
 
 
 def warn_of_absent(architecture: Architecture, origin: str) -> None:
-    """The same as a warning, for the format that lt-train reads with all that the model has."""
+    """Warn of features that Megatron-LM lacks, for a format in which lt-train computes the model rightly."""
     for absent in megatron_arguments.absent_in_megatron(architecture):
         warn(f"{origin}: Megatron-LM lacks {absent}; lt-train computes the model rightly")
 

@@ -158,7 +158,7 @@ def read_common(contents: dcp.Contents, names: Sequence[str], required: bool = T
     else:
         keys = [key for key in contents.objects if key.startswith("common_state/")]
         if not keys and required:
-            raise BadData(f"{path}: missing", "the architecture is read from it where there is no run.json")
+            raise BadData(f"{path}: missing", "without run.json, the architecture is read from it")
         content = contents.object(keys[0]) if keys else {}
         # A sharded object is stored as a list with one entry.
         content = content[0] if isinstance(content, list) and content else content

@@ -155,7 +155,7 @@ _ATTENTION_MODULES = (
 
 
 def _modules(layer: str, experts: str) -> tuple[str, ...]:
-    """Those of a layer that store an `_extra_state` with TransformerEngine; `experts` is the prefix of a layer with experts."""
+    """Return the modules of a layer with an `_extra_state` of TransformerEngine. `experts` prefixes a layer with experts."""
     attention = tuple(f"{layer}self_attention.{name}" for name in _ATTENTION_MODULES)
     return (f"{layer}input_layernorm", *attention, f"{experts}pre_mlp_layernorm")
 

@@ -103,7 +103,7 @@ def dense_extra_states(dense: str) -> tuple[str, ...]:
 
 
 def expert_extra_states(experts: str) -> tuple[str, ...]:
-    """The same of a layer with experts."""
+    """The modules with an `_extra_state` of a layer with experts with this prefix in Megatron."""
     return (
         *(f"{experts}mlp.experts.experts.linear_fc{number}.{{expert}}" for number in (1, 2)),
         *(f"{experts}mlp.shared_experts.linear_fc{number}" for number in (1, 2)),

@@ -55,7 +55,7 @@ class View:
 
     @functools.cached_property
     def curves(self) -> list[tuple[Metric, Series]]:
-        """Of every metric that the run has and this tool knows."""
+        """The curve of every known metric that the run has."""
         sizes = Sizes.of(self.run.arguments, self.run_facts)
         metric_curves = [(metric, metric.curve(self.run.steps, sizes)) for metric in METRICS]
         return [(metric, curve) for metric, curve in metric_curves if len(curve[0])]

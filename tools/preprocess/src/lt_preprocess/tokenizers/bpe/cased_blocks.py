@@ -139,7 +139,7 @@ def word_starts_by_case(pattern: int, at: int, end: int, classes: int, state: in
 
 @inner
 def word_starts_by_script(pattern: int, at: int, end: int, classes: int, state: int) -> np.uint64:
-    """The same for Kimi."""
+    """As `word_starts_by_case`, for Kimi, whose pattern makes each run of Chinese characters a word."""
     return _word_starts(cased_words.word_end_by_script, True, pattern, at, end, classes, state)
 
 

@@ -85,7 +85,7 @@ def added_tokens(listed: list[dict[str, Any]], ids: dict[str, int]) -> list[Adde
 
 
 def end_of_document_id(path: Path, ids: dict[str, int], special: Collection[str], companions: Sequence[Path]) -> int | None:
-    """Of the `eos_token` of the configuration beside the file and the usual names, the one that ends documents."""
+    """Return the id of the token that ends documents: the configuration's `eos_token`, or a token with a usual name."""
     eos_token = json_files.eos_token(companions)
     if eos_token is not None and eos_token not in ids:
         raise BadData(f"{path.parent / 'tokenizer_config.json'}: eos_token {eos_token} is not in the vocabulary")

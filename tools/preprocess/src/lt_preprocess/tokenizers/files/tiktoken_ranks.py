@@ -40,7 +40,7 @@ def read(files: TokenizerFiles) -> Vocabulary:
 
 
 def _special_tokens(files: TokenizerFiles, ranks: dict[bytes, int], model: Model | None) -> list[AddedToken] | None:
-    """Those of the configuration and of the known file; None when neither says anything and no code is there to say more."""
+    """Return the special tokens of the configuration and of a known file; None if neither lists any and there is no code."""
     decoder = json_files.configuration(files.companions).get("added_tokens_decoder")
     if model is None and len(files.files) == 1:
         return None

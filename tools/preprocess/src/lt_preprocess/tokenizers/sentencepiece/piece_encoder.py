@@ -241,7 +241,7 @@ class ByteFallbackEncoder(PieceEncoder):
 
 
 def _begins_with_space(texts: Texts) -> Flags:
-    """Of texts that are not empty."""
+    """Return a flag for each text; no text may be empty."""
     starts = texts.offsets[:-1]
     first, second, third = (texts.data[starts + index] for index in range(3))
     mark = (first == _SPACE_BYTES[0]) & (second == _SPACE_BYTES[1]) & (third == _SPACE_BYTES[2])

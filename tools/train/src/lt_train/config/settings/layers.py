@@ -36,6 +36,7 @@ WITHOUT_EFFECT = {
     "no_rope_fusion": "it would change no result",
     "group_query_attention": "--num-query-groups says it",
     "no_position_embedding": "RoPE needs no table",
+    "moe_pad_expert_input_to_capacity": "padded rows would change no result",
 }
 
 # The one table of --help and of the reference for the options that choose an implementation. Each help says when to set it.
@@ -151,8 +152,8 @@ def resolve_layers(options: dict[str, Any], device_type: str) -> Layers:
         note(f"without effect here: {', '.join(idle)}")
     if options["transformer_impl"] in OF_TRANSFORMER_ENGINE:
         note(
-            f"--transformer-impl {options['transformer_impl']} has no effect: lt-train's own layers compute the run, which have"
-            " the same weights"
+            f"--transformer-impl {options['transformer_impl']} has no effect: lt-train's layers compute the run, with the"
+            " same weights"
         )
     kernels = options["kernels"]
     if kernels == AUTO:

@@ -82,11 +82,3 @@ def check(routing: Routing, architecture: Architecture) -> Iterator[ToolError]:
         for field in dataclasses.fields(Routing):
             if getattr(routing, field.name) != getattr(default, field.name):
                 yield BadConfig(f"settings of the expert router for a model without experts: {field.name}", "add --num-experts")
-        return
-    if routing.load_balancing == NONE and architecture.moe_aux_loss_coeff:
-        yield BadConfig(
-            f"--moe-router-load-balancing-type none with an auxiliary loss of weight {architecture.moe_aux_loss_coeff:g}",
-            "add --moe-aux-loss-coeff 0",
-        )
-    if routing.drop_policy != default.drop_policy and routing.capacity_factor is None:
-        yield BadConfig("--moe-token-drop-policy drops nothing without a capacity", "add --moe-expert-capacity-factor 1.25")

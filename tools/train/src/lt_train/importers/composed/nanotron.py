@@ -88,6 +88,8 @@ class _Reader:
             self._words += [f"--{option}", *map(str, values)]
 
     def _drop(self, key: str, value: Any, reason: str, effect: Effect) -> None:
+        if value is None:
+            return
         self._dropped.append(Dropped(key, value, reason, effect))
 
     def _model(self) -> None:
@@ -104,6 +106,8 @@ class _Reader:
             value = self._values.pop(prefix + name, usual)
             if value != usual:
                 self._drop(prefix + name, value, "lt-train's Llama has another one", Effect.MODEL)
+        if not self._values.get(f"{prefix}z_loss_enabled"):
+            self._values.pop(f"{prefix}z_loss_coefficient", None)
         heads = self._number(prefix + "num_attention_heads", 32)
         for name, option, default in (
             ("num_hidden_layers", "num-layers", 32),
@@ -126,6 +130,8 @@ class _Reader:
             self._add("untie-embeddings-and-output-weights")
         if self._take(prefix + "rope_interleaved", False):
             self._add("rotary-interleaved")
+        scaling = self._take("model.init_method.scaling_method")
+        self._drop("model.init_method.scaling_method", scaling, FIRST_WEIGHTS, Effect.RESULT)
         deviation = self._number("model.init_method.std")
         self._add("init-method-std", deviation)
         if deviation is not None:
@@ -198,8 +204,9 @@ class _Reader:
         remaining = None if steps is None else int(steps) - warmup - (stated or 0)
         length = self._number(f"{SCHEDULE}.lr_decay_steps", remaining)
         start = warmup if stated is None else stated
-        self._add("lr", self._number(f"{SCHEDULE}.learning_rate"))
-        self._add("min-lr", self._number(f"{SCHEDULE}.min_decay_lr", 0.0))
+        rate = self._number(f"{SCHEDULE}.learning_rate")
+        self._add("lr", rate)
+        self._add("min-lr", self._number(f"{SCHEDULE}.min_decay_lr", rate))
         self._add("lr-warmup-iters", warmup)
         warmup_style = self._take(f"{SCHEDULE}.lr_warmup_style", "linear")
         if (warmup and warmup_style != "linear") or style not in STYLES or length is None:
@@ -216,6 +223,9 @@ class _Reader:
     def _run(self) -> None:
         self._add("save", self._take("checkpoints.checkpoints_path"))
         self._add("save-interval", self._number("checkpoints.checkpoint_interval"))
+        if not self._values.get("checkpoints.resume_checkpoint_path"):
+            for name in ("load_lr_scheduler", "load_optimizer"):
+                self._values.pop(f"checkpoints.{name}", None)
         for name in ("checkpoints_path_is_shared_file_system", "save_initial_state", "save_final_state"):
             self._values.pop(f"checkpoints.{name}", None)
         self._add("seed", self._number("general.seed", 42))

@@ -1,6 +1,7 @@
 """Options of Megatron-LM that another option switches on or off."""
 
 from lt_train.config.settings.precision import DELAYED
+from lt_train.importers import routing
 from lt_train.importers.effects import Effect
 from lt_train.importers.layer_style import FUSED_GELU
 from lt_train.importers.ledger import Ledger
@@ -18,6 +19,7 @@ def translate(ledger: Ledger) -> None:
     _mask(ledger)
     _positions(ledger)
     _switched_off(ledger)
+    routing.translate(ledger)
 
 
 def _fp8(ledger: Ledger) -> None:

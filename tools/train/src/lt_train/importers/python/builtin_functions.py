@@ -318,7 +318,7 @@ class BuiltinFunctions(Calls):
             return kind
         if isinstance(kind, External) and kind.name.removeprefix("builtins.") in TYPES and kind.name.startswith("builtins."):
             if isinstance(value, External):
-                return self.unknown(f"{value.name} is not read") if not value.name.startswith("torch.") else False
+                return self.unknown(f"{value.name} is not read") if not value.is_of_torch else False
             types = TYPES[kind.name.removeprefix("builtins.")]
             if isinstance(value, EnumMember):
                 return value.owner.is_plain_enum and isinstance(value.value, types)

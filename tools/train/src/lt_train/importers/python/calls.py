@@ -23,8 +23,11 @@ from lt_train.importers.python.values import (
 # Functions of other packages that leave their arguments as they are.
 HARMLESS = re.compile(
     r"(logging|warnings|logger|torch|os|pathlib|typing|time|socket|uuid|getpass|transformers|builtins|re|json|math|platform)\..*"
-    r"|.*\.(logger|log|_logger)\.\w+|.*\.(is_\w+|get_\w+|has_\w+|warn\w*|info|debug|warning)"
+    r"|.*\.(logger|log|_logger)\.\w+|.*\.(is_\w+|has_\w+|warn\w*|info|debug|warning)"
 )
+
+# Functions that may change any name.
+REFUSED = ("builtins.exec", "builtins.eval", "builtins.globals", "builtins.locals")
 
 
 class Calls(Classes):
@@ -63,6 +66,8 @@ class Calls(Classes):
 
     def call_external(self, function: External, arguments: list[Any], keywords: dict[str, Any]) -> Any:
         """Construct an object of another package's class, or return an unknown for a call of its function."""
+        if function.name in REFUSED:
+            raise self.refuse(f"{function.last_name}() would have to run")
         if function.is_class:
             fields = self.fields(function)
             if fields and not arguments:

@@ -94,7 +94,7 @@ class Core(abc.ABC):
         if isinstance(value, Unknown):
             return value
         if isinstance(value, External):
-            return True if value.is_class or value.name.startswith("torch.") else self.unknown(f"{value.name} is not read")
+            return True if value.is_class or value.is_of_torch else self.unknown(f"{value.name} is not read")
         if isinstance(value, Instance | Class):
             return True
         return bool(value)

@@ -84,6 +84,12 @@ class Interpreter(Statements):
             return self.constant_or_external(f"{value.name}.{name}")
         return super().attribute(value, name)
 
+    def store(self, target: Any, name: str, value: Any) -> None:
+        if isinstance(target, Module):
+            self.read_module(target).names[name] = value
+        else:
+            super().store(target, name, value)
+
     def public_names(self, module: str, importer: Module, line: int) -> dict[str, Any]:
         read = self.repository.module(module)
         if read is None or (read.scope is not None and (module, "*") in self._resolving):

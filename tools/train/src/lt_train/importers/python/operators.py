@@ -8,7 +8,7 @@ from typing import Any
 
 from lt_train.importers.python.core import Core, first_unknown, kind_of
 from lt_train.importers.python.limits import LONGEST, MOST_BITS
-from lt_train.importers.python.values import Class, EnumMember, External, Instance, Unknown, is_same
+from lt_train.importers.python.values import Class, EnumMember, External, Instance, Unknown
 
 BINARY: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.Add: operator.add,
@@ -35,6 +35,7 @@ ORDER: dict[type[ast.cmpop], Callable[[Any, Any], Any]] = {
     ast.Gt: operator.gt,
     ast.GtE: operator.ge,
 }
+ALIASES = {"torch.half": "torch.float16", "torch.float": "torch.float32", "torch.double": "torch.float64"}
 # A width of five digits, or one that an argument gives.
 PERCENT_WIDTH = re.compile(r"%[^a-zA-Z%]*(\d{5}|\*)")
 PLAIN = (str, int, float, complex, bytes, list, tuple, dict, set, frozenset, range, type(None), type(...))
@@ -120,7 +121,7 @@ class Operators(Core):
             return self._equals(left, right)
         for value, other in ((left, right), (right, left)):
             if isinstance(value, External) and other is None:
-                return False if value.is_class or value.name.startswith("torch.") else self.unknown(f"{value.name} is not read")
+                return False if value.is_class or value.is_of_torch else self.unknown(f"{value.name} is not read")
         if isinstance(left, str | int | float | tuple) and isinstance(right, str | int | float | tuple):
             return type(left) is type(right) and left == right
         return left is right
@@ -132,10 +133,14 @@ class Operators(Core):
             return unknown
         if isinstance(left, External) or isinstance(right, External):
             if isinstance(left, External) and isinstance(right, External):
-                is_clear = left == right or (left.name.startswith("torch.") and right.name.startswith("torch."))
-                return is_same(left, right) if is_clear else self.unknown(f"{left.name} and {right.name} are not read")
+                is_clear = left == right or (left.is_of_torch and right.is_of_torch)
+                return (
+                    _canonical(left) == _canonical(right)
+                    if is_clear
+                    else self.unknown(f"{left.name} and {right.name} are not read")
+                )
             external, other = (left, right) if isinstance(left, External) else (right, left)
-            if external.is_class or external.name.startswith("torch."):
+            if external.is_class or external.is_of_torch:
                 return False
             return self.unknown(f"{external.name} is not read") if not isinstance(other, Class) else False
         if isinstance(left, EnumMember) and isinstance(right, EnumMember):
@@ -193,3 +198,8 @@ def range_of(length: int) -> tuple[None, ...]:
 
 def _enum_value(value: Any) -> Any:
     return value.value if isinstance(value, EnumMember) and isinstance(value.value, str | int) else value
+
+
+def _canonical(external: External) -> str:
+    """Return the name of an external object. Types of torch have two names."""
+    return ALIASES.get(external.name, external.name)

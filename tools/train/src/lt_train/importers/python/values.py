@@ -31,6 +31,12 @@ class External:
         return self.name.rpartition(".")[2]
 
     @property
+    def is_of_torch(self) -> bool:
+        """Whether it is a type, a function or a class of torch itself, not a property of the machine as torch.version.hip."""
+        parts = self.name.split(".")
+        return parts[0] == "torch" and (len(parts) == 2 or parts[1] in ("nn", "optim"))
+
+    @property
     def is_class(self) -> bool:
         """Whether the name is written as that of a class: an upper-case letter first, and a lower-case one."""
         name = self.last_name.lstrip("_")

@@ -20,7 +20,7 @@ from lt_shared.models.megatron_arguments import mup
 FACTOR = console.FiniteRange(min=0, min_open=True)
 
 OPTIONS = console.section(
-    "Width transfer (muP)",
+    "Width transfer",
     click.option(
         "--use-mup", is_flag=True, help="Scale initial weights, learning rates, scores and logits with the width of the model."
     ),
