@@ -7,6 +7,7 @@ import pytest
 from lt_monitor.logs.fields import read_values
 from lt_monitor.logs.lines import Line
 from lt_monitor.logs.trainers import megatron
+from lt_shared.contracts import run_log
 
 STEP = (
     "iteration        4/   25000 | consumed samples:         4096 | lm loss: 2.120380E+00 |{more} number of nan iterations:   0 |"
@@ -178,3 +179,10 @@ def test_names_of_jobs_and_pairs_that_are_no_text() -> None:
         "gpus": 256,
         "A\N{REPLACEMENT CHARACTER}b": 2.0,
     }
+
+
+@pytest.mark.parametrize(("split", "part"), [("validation", "validation-ema"), ("test", "test-ema")])
+def test_the_loss_of_averaged_weights_is_a_set_of_its_own(split: str, part: str) -> None:
+    """As lt-train --ema-decay prints it beside the loss of the weights."""
+    printed = run_log.Evaluation(8, 2.5, split, "ema", is_first=False).format()
+    assert event(megatron.evaluation, printed) == {"kind": "eval", "step": 8, "loss": 2.5, "split": part, "set": "ema"}

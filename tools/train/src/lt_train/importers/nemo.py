@@ -9,6 +9,7 @@ from lt_train.importers import evaluation
 from lt_train.importers.effects import Effect
 from lt_train.importers.layer_style import FUSED_GELU, ZERO_CENTERED, complete, drop_stored_otherwise
 from lt_train.importers.ledger import NAMING, Ledger, Translation
+from lt_train.importers.lightning import weight_average
 from lt_train.importers.lightning.loop import length, validation
 from lt_train.importers.lightning.optimizer import optimizer
 from lt_train.importers.megatron import initialization as first_weights
@@ -151,6 +152,7 @@ def translate(values: dict[str, Any]) -> Translation:
     if ledger.peek(AMP) is False and (ledger.get("bf16") or ledger.get("fp16")):
         ledger.drop(AMP, AUTOCAST, Effect.RESULT)
     _style(ledger)
+    weight_average.translate(ledger)
     for key, option in RENAMED.items():
         if not _is_off(key, values.get(key)):
             ledger.carry(key, option)
