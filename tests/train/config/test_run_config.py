@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import synthetic
 from layouts import assembled
 from running import SMALL, train
 
@@ -285,3 +286,11 @@ def test_a_run_that_continues_with_other_updates_tells_which(tmp_path: Path, dat
     stretched = train(*run, "--train-iters", "5", *changed, "--lr-decay-iters", "16")
     assert "lr-decay-samples was 64 and is 128" in stretched.err, stretched.err
     assert "lr was" not in stretched.err
+
+
+def test_ranks_compare_the_settings_of_the_router() -> None:
+    plain, other = (
+        synthetic.plan("--mock-data", "--num-experts", "4", *options).digests()
+        for options in ((), ("--moe-router-load-balancing-type", "seq_aux_loss"))
+    )
+    assert {part for part in plain if plain[part] != other[part]} == {"routing"}

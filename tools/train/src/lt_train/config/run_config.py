@@ -33,8 +33,8 @@ from lt_train.process import device
 
 # Parts of a configuration, and settings of two other parts, that all ranks of a run must have alike.
 ALIKE = (
-    *("architecture", "layers", "batches", "precision", "optimization", "parallelism", "memory", "schedule", "skipping", "seed"),
-    *("benchmark", "replay", "scoring"),
+    *("architecture", "routing", "layers", "batches", "precision", "optimization", "parallelism", "memory"),
+    *("schedule", "skipping", "seed", "benchmark", "replay", "scoring"),
 )
 ALIKE_OF_DATA = (
     *("validation_names", "split", "eval_iters", "eval_interval", "reset_position_ids", "reset_attention_mask", "eod_mask_loss"),
