@@ -57,6 +57,15 @@ SAMPLES = {
 }
 
 # As the page's file, but for two steps of each phase.
+# Small configurations in Python in the place of the published ones: sample, its function, the published function.
+RECIPES = {
+    "recipes/llama3.py": ("bridge_recipe.txt", "small_pretrain_config", "llama3_8b_pretrain_config"),
+    "src/megatron/bridge/recipes/llama/h100/llama3.py": (
+        *("bridge_recipe.txt", "small_pretrain_config", "llama3_8b_pretrain_2gpu_h100_bf16_config"),
+    ),
+    "torchtitan/models/qwen3/config_registry.py": ("titan_registry.txt", "small", "qwen3_0_6b"),
+    "nemo/collections/llm/recipes/llama3_8b.py": ("nemo_recipe.txt", "pretrain_recipe", "pretrain_recipe"),
+}
 PHASES = """
 phases:
   - {name: pretraining, tokens: 256, weights: {web_text_document: 0.8, code_text_document: 0.2}}
@@ -95,6 +104,10 @@ def workplace(tmp_path_factory: pytest.TempPathFactory, write_dataset: Callable[
     assert done.code == 0, done.err
     for sample, name in SAMPLES.items():
         shutil.copy(Path(__file__).parent / "importers/samples" / sample, place / name)
+    for path, (sample, name, renamed) in RECIPES.items():
+        (place / path).parent.mkdir(parents=True, exist_ok=True)
+        text = (Path(__file__).parent / "importers/samples" / sample).read_text()
+        (place / path).write_text(text.replace(f"def {name}(", f"def {renamed}("))
     (place / "model.toml").write_text('model = "tiny"\nglobal-batch-size = 2\n')
     (place / "phases.yaml").write_text(PHASES)
     (place / "run.toml").write_text('model = "tiny"\nseq-length = 256\ntrain-iters = 20\n')

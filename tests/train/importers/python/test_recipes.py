@@ -13,56 +13,9 @@ from lt_shared.console import ToolError
 from lt_train.commands import importing
 from lt_train.importers import source
 
-BRIDGE = """
-from megatron.bridge.training.config import (
-    CheckpointConfig, ConfigContainer, GPTDatasetConfig, LoggerConfig, OptimizerConfig, RNGConfig, SchedulerConfig,
-    TokenizerConfig, TrainingConfig, ValidationConfig,
-)
-from megatron.bridge.models.gpt_provider import GPTModelProvider
-from megatron.core.distributed import DistributedDataParallelConfig
-import torch.nn.functional as F
-import os
+SAMPLES = Path(__file__).parents[1] / "samples"
 
-LAYERS = {"small": 4, "large": 32}
-COMMON = dict(hidden_dropout=0.0, attention_dropout=0.0)
-
-
-def model(size: str, hidden: int = 64, **changes):
-    return GPTModelProvider(
-        num_layers=LAYERS[size], hidden_size=hidden, ffn_hidden_size=hidden * 3, num_attention_heads=4, num_query_groups=2,
-        gated_linear_unit=True, activation_func=F.silu, add_bias_linear=False, normalization="RMSNorm",
-        position_embedding_type="rope", share_embeddings_and_output_weights=False, bias_activation_fusion=True,
-        vocab_size=512, **COMMON, **changes,
-    )
-
-
-def small_pretrain_config(steps: int = 100) -> ConfigContainer:
-    cfg = ConfigContainer(
-        train=TrainingConfig(train_iters=steps, global_batch_size=8, micro_batch_size=1),
-        validation=ValidationConfig(eval_iters=2, eval_interval=50),
-        model=model("small", init_method_std=0.01),
-        optimizer=OptimizerConfig(optimizer="adam", lr=3e-4, min_lr=0.1 * 3e-4, weight_decay=0.1, adam_beta2=0.95, bf16=True),
-        scheduler=SchedulerConfig(
-            lr_decay_style="cosine", lr_warmup_iters=steps // 10, start_weight_decay=0.033, end_weight_decay=0.033
-        ),
-        ddp=DistributedDataParallelConfig(use_distributed_optimizer=True),
-        dataset=GPTDatasetConfig(
-            seq_length=64, random_seed=1234, reset_position_ids=False, reset_attention_mask=False, eod_mask_loss=False,
-            split="9,1,0", blend=[["a_text_document", "b_text_document"], [0.3, 0.7]], dataloader_type="single",
-        ),
-        logger=LoggerConfig(log_interval=10),
-        tokenizer=TokenizerConfig(tokenizer_type="NullTokenizer", vocab_size=512),
-        checkpoint=CheckpointConfig(save=os.path.join(os.getcwd(), "run"), save_interval=50),
-        rng=RNGConfig(seed=1234),
-        mixed_precision="bf16_mixed",
-    )
-    cfg.model.seq_length = cfg.dataset.seq_length
-    if cfg.model.num_layers > 2:
-        cfg.train.train_iters *= 2
-    for name in ("overlap_grad_reduce", "overlap_param_gather"):
-        setattr(cfg.ddp, name, True)
-    return cfg
-"""
+BRIDGE = (SAMPLES / "bridge_recipe.txt").read_text()
 # What the recipe says, by hand: 100 steps, doubled because the model has more than two layers.
 BRIDGE_OPTIONS: dict[str, Any] = {
     "train-iters": 200,
@@ -105,61 +58,7 @@ BRIDGE_OPTIONS: dict[str, Any] = {
     "clip-grad": 1.0,
 }
 
-TITAN = """
-from torchtitan.components.checkpointer import CheckpointManager
-from torchtitan.components.optimizer import LRSchedulersContainer, OptimizersContainer, ParamGroupConfig
-from torchtitan.config import ParallelismConfig, TrainingConfig
-from torchtitan.distributed.activation_checkpoint import FullAC
-from torchtitan.models.common import FeedForward, GQAttention, Linear, RMSNorm, RoPE
-from torchtitan.models.llama3.model import Llama3Model, Llama3TransformerBlock
-from torchtitan.protocols.model_spec import ModelSpec
-from torchtitan.trainer import Trainer
-
-
-def _layers(count, dim):
-    return [
-        Llama3TransformerBlock.Config(
-            attention=GQAttention.Config(
-                n_heads=4, n_kv_heads=2, head_dim=None, qk_norm=None, param_init=i,
-                rope=RoPE.Config(dim=dim // 4, max_context_length=4096, theta=500000, scaling="none"),
-            ),
-            feed_forward=FeedForward.Config(w1=Linear.Config(in_features=dim, out_features=3 * dim)),
-        )
-        for i in range(count)
-    ]
-
-
-def model_registry(flavor):
-    dim, count = {"tiny": (64, 2), "small": (128, 4)}[flavor]
-    model = Llama3Model.Config(
-        dim=dim, layers=_layers(count, dim), norm=RMSNorm.Config(eps=1e-5), lm_head=Linear.Config(out_features=512)
-    )
-    return ModelSpec(name="llama3", flavor=flavor, model=model)
-
-
-def small() -> Trainer.Config:
-    return Trainer.Config(
-        model_spec=model_registry("small"),
-        optimizer=OptimizersContainer.Config(
-            param_groups=[
-                ParamGroupConfig(pattern=".*", optimizer_name="AdamW", optimizer_kwargs={"lr": 3e-4, "betas": (0.9, 0.95)})
-            ]
-        ),
-        lr_scheduler=LRSchedulersContainer.Config(warmup_steps=2, decay_ratio=0.8, decay_type="cosine", min_lr_factor=0.1),
-        training=TrainingConfig(
-            num_tokens_per_microbatch_per_dp_rank=4 * 256, num_tokens_per_train_step=64 * 256, max_context_length=256, steps=100
-        ),
-        parallelism=ParallelismConfig(tensor_parallel_degree=2),
-        checkpoint=CheckpointManager.Config(enable=True, interval=50),
-        activation_checkpoint=FullAC.Config(),
-    )
-
-
-def longer() -> Trainer.Config:
-    config = small()
-    config.training.steps = config.training.steps * 2
-    return config
-"""
+TITAN = (SAMPLES / "titan_registry.txt").read_text()
 TITAN_OPTIONS: dict[str, Any] = {
     "num-layers": 4,
     "hidden-size": 128,
@@ -189,64 +88,7 @@ TITAN_OPTIONS: dict[str, Any] = {
     "save-interval": 50,
     "eval-iters": 0,
 }
-NEMO = """
-import nemo_run as run
-import torch
-from megatron.core.distributed import DistributedDataParallelConfig
-from megatron.core.optimizer import OptimizerConfig
-from nemo import lightning as nl
-from nemo.collections.llm.api import finetune, pretrain
-from nemo.collections.llm.gpt.data.mock import MockDataModule
-from nemo.collections.llm.gpt.model.llama import Llama3Config8B, LlamaModel
-from nemo.lightning.pytorch.optim import CosineAnnealingScheduler, MegatronOptimizerModule
-from nemo.lightning.pytorch.plugins.mixed_precision import MegatronMixedPrecision
-from nemo.utils.exp_manager import TimingCallback
-
-
-@run.cli.factory(name="small")
-def model():
-    return run.Config(LlamaModel, config=run.Config(Llama3Config8B, num_layers=4))
-
-
-@run.cli.factory(target=pretrain, name="small")
-def pretrain_recipe(dir=None, name="default", num_nodes: int = 1, fn=pretrain) -> run.Partial:
-    recipe = run.Partial(
-        fn,
-        model=model(),
-        trainer=run.Config(
-            nl.Trainer, max_steps=1000, limit_val_batches=32, val_check_interval=100, log_every_n_steps=5, num_nodes=num_nodes,
-            callbacks=[run.Config(TimingCallback)], accumulate_grad_batches=1,
-            plugins=run.Config(MegatronMixedPrecision, precision="bf16-mixed", grad_reduce_in_fp32=True),
-            strategy=run.Config(
-                nl.MegatronStrategy, tensor_model_parallel_size=2, sequence_parallel=True,
-                ddp=run.Config(DistributedDataParallelConfig, overlap_grad_reduce=True),
-            ),
-        ),
-        data=run.Config(MockDataModule, seq_length=2048, global_batch_size=64, micro_batch_size=2),
-        optim=run.Config(
-            MegatronOptimizerModule,
-            config=run.Config(OptimizerConfig, optimizer="adam", lr=3e-4, weight_decay=0.1, adam_beta2=0.95, bf16=True,
-                              use_distributed_optimizer=True, clip_grad=1.0),
-            lr_scheduler=run.Config(CosineAnnealingScheduler, warmup_steps=50, constant_steps=100, min_lr=3e-5),
-        ),
-        log=run.Config(nl.NeMoLogger, name=name, log_dir=dir),
-        resume=run.Config(nl.AutoResume, resume_if_exists=True),
-    )
-    recipe.model.config.hidden_size = 256
-    recipe.model.config.ffn_hidden_size = 512
-    recipe.model.config.num_attention_heads = recipe.model.config.num_query_groups = 8
-    return recipe
-
-
-def finetune_recipe():
-    return pretrain_recipe(fn=finetune)
-
-
-def from_weights():
-    recipe = pretrain_recipe()
-    recipe.resume.restore_config = run.Config(nl.RestoreConfig, path="nemo://llama")
-    return recipe
-"""
+NEMO = (SAMPLES / "nemo_recipe.txt").read_text()
 NEMO_OPTIONS: dict[str, Any] = {
     "num-layers": 4,
     "hidden-size": 256,

@@ -18,7 +18,8 @@ def translate(ledger: Ledger) -> None:
             ledger.drop_value("validation.steps", steps, "lt-train evaluates --eval-iters batches, not all data", Effect.RUN)
         _evaluated_batches(ledger)
         size = ledger.take("validation.seq_len", ledger.upstream("validation.seq_len"))
-        effect = Effect.NONE if size == ledger.get("seq_length") else Effect.RUN
+        # Evaluations change no weight, and most TorchTitan files leave the length at 2,048: they are told, not refused.
+        effect = Effect.NONE if size == ledger.get("seq_length") else Effect.RESULT
         ledger.drop_value("validation.seq_len", size, "lt-train evaluates with --seq-length", effect)
     else:
         evaluation.switch_off(ledger)

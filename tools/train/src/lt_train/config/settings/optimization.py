@@ -7,7 +7,7 @@ import dataclasses
 import importlib.util
 from collections.abc import Iterator, Sequence
 from importlib import metadata
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -16,9 +16,11 @@ from lt_shared.console import BadConfig, ToolError, UsageError
 from lt_shared.models.architecture import Architecture
 from lt_train.config.megatron_version import release
 from lt_train.config.settings.batches import Batches
-from lt_train.config.settings.checkpointing import Checkpointing
 from lt_train.config.settings.model.mup import Mup, resolve_mup
 from lt_train.config.settings.parallelism import Parallelism
+
+if TYPE_CHECKING:
+    from lt_train.config.settings.checkpointing import Checkpointing
 
 OPTIMIZERS = ("adam", "muon")
 DECAY_STYLES = ("cosine", "linear", "constant", "inverse-square-root", "WSD")
@@ -251,7 +253,7 @@ def check(optimization: Optimization, dtype: str, parallelism: Parallelism, arch
         yield from _check_muon(dtype, parallelism, architecture)
 
 
-def check_average(optimization: Optimization, checkpointing: Checkpointing, names: Sequence[str]) -> Iterator[ToolError]:
+def check_average(optimization: Optimization, checkpointing: "Checkpointing", names: Sequence[str]) -> Iterator[ToolError]:
     """Yield BadConfig if the average of the weights is not saved, or if its loss would have the name of a validation set."""
     if optimization.ema_decay is None:
         return

@@ -44,36 +44,36 @@ PLAIN = (str, int, float, complex, bytes, list, tuple, dict, set, frozenset, ran
 class Operators(Core):
     """Apply operators. A result that depends on an unknown value is unknown."""
 
-    def binary(self, kind: type[ast.operator], left: Any, right: Any) -> Any:
-        unknown = first_unknown((left, right))
+    def binary(self, kind: type[ast.operator], lhs: Any, rhs: Any) -> Any:
+        unknown = first_unknown((lhs, rhs))
         if unknown:
             return unknown
-        left, right = _enum_value(left), _enum_value(right)
-        if not isinstance(left, PLAIN) or not isinstance(right, PLAIN):
+        lhs, rhs = _enum_value(lhs), _enum_value(rhs)
+        if not isinstance(lhs, PLAIN) or not isinstance(rhs, PLAIN):
             if kind is ast.BitOr:  # int | None in an annotation
                 return External("typing.Union")
-            return self.unknown(f"the result for {kind_of(left)} and {kind_of(right)} is computed when it runs")
-        self._check_size(kind, left, right)
+            return self.unknown(f"the result for {kind_of(lhs)} and {kind_of(rhs)} is computed when it runs")
+        self._check_size(kind, lhs, rhs)
         try:
-            return self.limits.check(BINARY[kind](left, right))
+            return self.limits.check(BINARY[kind](lhs, rhs))
         except (TypeError, ValueError, ZeroDivisionError, OverflowError, KeyError) as error:
             raise self.raised(type(error).__name__, str(error)) from None
 
-    def _check_size(self, kind: type[ast.operator], left: Any, right: Any) -> None:
+    def _check_size(self, kind: type[ast.operator], lhs: Any, rhs: Any) -> None:
         sized = (str, bytes, list, tuple)
         if kind is ast.Mult:
-            for text, count in ((left, right), (right, left)):
+            for text, count in ((lhs, rhs), (rhs, lhs)):
                 if isinstance(text, sized) and isinstance(count, int) and len(text) * count > LONGEST:
                     self.limits.check(range_of(LONGEST + 1))
-        elif kind is ast.Pow and isinstance(left, int) and isinstance(right, int):
-            if right > 0 and left.bit_length() * right > MOST_BITS:
+        elif kind is ast.Pow and isinstance(lhs, int) and isinstance(rhs, int):
+            if rhs > 0 and lhs.bit_length() * rhs > MOST_BITS:
                 self.limits.check(1 << (MOST_BITS + 1))
-        elif kind is ast.LShift and isinstance(left, int) and isinstance(right, int):
-            if left.bit_length() + right > MOST_BITS:
+        elif kind is ast.LShift and isinstance(lhs, int) and isinstance(rhs, int):
+            if lhs.bit_length() + rhs > MOST_BITS:
                 self.limits.check(1 << (MOST_BITS + 1))
-        elif kind is ast.Mod and isinstance(left, str | bytes):
-            self.check_width(PERCENT_WIDTH, str(left))
-            if not all(map(is_scalar, right if isinstance(right, tuple) else (right,))):
+        elif kind is ast.Mod and isinstance(lhs, str | bytes):
+            self.check_width(PERCENT_WIDTH, str(lhs))
+            if not all(map(is_scalar, rhs if isinstance(rhs, tuple) else (rhs,))):
                 raise self.refuse("the text of a collection")
 
     def check_width(self, pattern: re.Pattern[str], text: str) -> None:
@@ -92,75 +92,71 @@ class Operators(Core):
         except TypeError as error:
             raise self.raised("TypeError", str(error)) from None
 
-    def compare(self, kind: type[ast.cmpop], left: Any, right: Any) -> Any:
+    def compare(self, kind: type[ast.cmpop], lhs: Any, rhs: Any) -> Any:
         if kind in (ast.Is, ast.IsNot):
-            same = self._is(left, right)
+            same = self._is(lhs, rhs)
             return same if isinstance(same, Unknown) or kind is ast.Is else not same
         if kind in (ast.Eq, ast.NotEq):
-            equal = self._equals(left, right)
+            equal = self._equals(lhs, rhs)
             return equal if isinstance(equal, Unknown) or kind is ast.Eq else not equal
         if kind in (ast.In, ast.NotIn):
-            inside = self._contains(left, right)
+            inside = self._contains(lhs, rhs)
             return inside if isinstance(inside, Unknown) or kind is ast.In else not inside
-        unknown = first_unknown((left, right))
+        unknown = first_unknown((lhs, rhs))
         if unknown:
             return unknown
-        left, right = _enum_value(left), _enum_value(right)
-        if not is_scalar(left) or not is_scalar(right):
-            return self.unknown(f"{kind_of(left)} and {kind_of(right)} are compared when it runs")
+        lhs, rhs = _enum_value(lhs), _enum_value(rhs)
+        if not is_scalar(lhs) or not is_scalar(rhs):
+            return self.unknown(f"{kind_of(lhs)} and {kind_of(rhs)} are compared when it runs")
         try:
-            return ORDER[kind](left, right)
+            return ORDER[kind](lhs, rhs)
         except TypeError as error:
             raise self.raised("TypeError", str(error)) from None
 
-    def _is(self, left: Any, right: Any) -> Any:
-        unknown = first_unknown((left, right))
+    def _is(self, lhs: Any, rhs: Any) -> Any:
+        unknown = first_unknown((lhs, rhs))
         if unknown:
             return unknown
-        if isinstance(left, External) and isinstance(right, External):
-            return self._equals(left, right)
-        for value, other in ((left, right), (right, left)):
+        if isinstance(lhs, External) and isinstance(rhs, External):
+            return self._equals(lhs, rhs)
+        for value, other in ((lhs, rhs), (rhs, lhs)):
             if isinstance(value, External) and other is None:
                 return False if value.is_class or value.is_of_torch else self.unknown(f"{value.name} is not read")
-        if isinstance(left, str | int | float | tuple) and isinstance(right, str | int | float | tuple):
-            return type(left) is type(right) and left == right
-        return left is right
+        if isinstance(lhs, str | int | float | tuple) and isinstance(rhs, str | int | float | tuple):
+            return type(lhs) is type(rhs) and lhs == rhs
+        return lhs is rhs
 
-    def _equals(self, left: Any, right: Any) -> Any:
+    def _equals(self, lhs: Any, rhs: Any) -> Any:
         self.limits.step()
-        unknown = first_unknown((left, right))
+        unknown = first_unknown((lhs, rhs))
         if unknown:
             return unknown
-        if isinstance(left, External) or isinstance(right, External):
-            if isinstance(left, External) and isinstance(right, External):
-                is_clear = left == right or (left.is_of_torch and right.is_of_torch)
-                return (
-                    _canonical(left) == _canonical(right)
-                    if is_clear
-                    else self.unknown(f"{left.name} and {right.name} are not read")
-                )
-            external, other = (left, right) if isinstance(left, External) else (right, left)
+        if isinstance(lhs, External) or isinstance(rhs, External):
+            if isinstance(lhs, External) and isinstance(rhs, External):
+                is_clear = lhs == rhs or (lhs.is_of_torch and rhs.is_of_torch)
+                return _canonical(lhs) == _canonical(rhs) if is_clear else self.unknown(f"{lhs.name} and {rhs.name} are not read")
+            external, other = (lhs, rhs) if isinstance(lhs, External) else (rhs, lhs)
             if external.is_class or external.is_of_torch:
                 return False
             return self.unknown(f"{external.name} is not read") if not isinstance(other, Class) else False
-        if isinstance(left, EnumMember) and isinstance(right, EnumMember):
-            return left is right
-        if isinstance(left, EnumMember) or isinstance(right, EnumMember):
-            member, other = (left, right) if isinstance(left, EnumMember) else (right, left)
+        if isinstance(lhs, EnumMember) and isinstance(rhs, EnumMember):
+            return lhs is rhs
+        if isinstance(lhs, EnumMember) or isinstance(rhs, EnumMember):
+            member, other = (lhs, rhs) if isinstance(lhs, EnumMember) else (rhs, lhs)
             return member.owner.is_plain_enum and is_scalar(other) and member.value == other
-        if isinstance(left, Instance) and isinstance(right, Instance):
-            return True if left is right else self.unknown("objects are compared when it runs")
-        if isinstance(left, list | tuple) and isinstance(right, list | tuple) and type(left) is type(right):
-            if len(left) != len(right):
+        if isinstance(lhs, Instance) and isinstance(rhs, Instance):
+            return True if lhs is rhs else self.unknown("objects are compared when it runs")
+        if isinstance(lhs, list | tuple) and isinstance(rhs, list | tuple) and type(lhs) is type(rhs):
+            if len(lhs) != len(rhs):
                 return False
-            results = [self._equals(*pair) for pair in zip(left, right, strict=True)]
+            results = [self._equals(*pair) for pair in zip(lhs, rhs, strict=True)]
             return False if any(result is False for result in results) else first_unknown(results) or True
-        if isinstance(left, dict) and isinstance(right, dict):
-            if left.keys() != right.keys():
+        if isinstance(lhs, dict) and isinstance(rhs, dict):
+            if lhs.keys() != rhs.keys():
                 return False
-            results = [self._equals(value, right[key]) for key, value in left.items()]
+            results = [self._equals(value, rhs[key]) for key, value in lhs.items()]
             return False if any(result is False for result in results) else first_unknown(results) or True
-        return bool(left == right) if is_scalar(left) or is_scalar(right) or isinstance(left, set | range) else left is right
+        return bool(lhs == rhs) if is_scalar(lhs) or is_scalar(rhs) or isinstance(lhs, set | range) else lhs is rhs
 
     def _contains(self, item: Any, container: Any) -> Any:
         if isinstance(container, Unknown):

@@ -78,11 +78,11 @@ def _wrapped(value: int) -> int:
     return (value + SIGN) % (2 * SIGN) - SIGN
 
 
-def _divided(left: int, right: int) -> int:
-    if right == 0:
+def _divided(lhs: int, rhs: int) -> int:
+    if rhs == 0:
         raise ValueError("division by zero")
-    quotient = abs(left) // abs(right)
-    return quotient if (left < 0) == (right < 0) else -quotient
+    quotient = abs(lhs) // abs(rhs)
+    return quotient if (lhs < 0) == (rhs < 0) else -quotient
 
 
 OPERATIONS: dict[str, Callable[[int, int], int]] = {
@@ -95,13 +95,13 @@ OPERATIONS: dict[str, Callable[[int, int], int]] = {
     ">": operator.gt,
     "<=": operator.le,
     ">=": operator.ge,
-    "<<": lambda left, right: left << (right & 63),
-    ">>": lambda left, right: left >> (right & 63),
+    "<<": lambda lhs, rhs: lhs << (rhs & 63),
+    ">>": lambda lhs, rhs: lhs >> (rhs & 63),
     "+": operator.add,
     "-": operator.sub,
     "*": operator.mul,
     "/": _divided,
-    "%": lambda left, right: left - right * _divided(left, right),
+    "%": lambda lhs, rhs: lhs - rhs * _divided(lhs, rhs),
 }
 
 
@@ -146,27 +146,28 @@ class _Parser:
         return condition
 
     def binary(self, least: int) -> int:
-        left = self.power()
+        lhs = self.power()
         while self.tokens and BINARY.get(self.tokens[0], -1) >= least:
             sign = self.tokens.pop(0)
             following = BINARY[sign] + 1
             if sign in ("&&", "||"):
-                is_open = bool(left) == (sign == "&&")
-                right = self._if_live(is_open, functools.partial(self.binary, following))
-                left = int(bool(right)) if is_open else int(bool(left))
+                is_open = bool(lhs) == (sign == "&&")
+                rhs = self._if_live(is_open, functools.partial(self.binary, following))
+                lhs = int(bool(rhs)) if is_open else int(bool(lhs))
             else:
-                left = self._applied(sign, left, self.binary(following))
-        return left
+                lhs = self._applied(sign, lhs, self.binary(following))
+        return lhs
 
     def power(self) -> int:
         base = self.unary()
         if not self._next("**"):
             return base
         exponent = self.power()
+        # bash refuses a negative exponent also where it evaluates nothing; a division by zero there it passes over.
+        if exponent < 0 or (self.is_live and exponent > LONGEST):
+            raise ValueError("an exponent out of range")
         if not self.is_live:
             return 0
-        if exponent < 0 or exponent > LONGEST:
-            raise ValueError("an exponent out of range")
         return _wrapped(base**exponent)
 
     def unary(self) -> int:
@@ -212,8 +213,8 @@ class _Parser:
             self.assign(name, str(value))
         return value
 
-    def _applied(self, sign: str, left: int, right: int) -> int:
-        return _wrapped(int(OPERATIONS[sign](left, right))) if self.is_live else 0
+    def _applied(self, sign: str, lhs: int, rhs: int) -> int:
+        return _wrapped(int(OPERATIONS[sign](lhs, rhs))) if self.is_live else 0
 
     def _if_live(self, is_live: bool, parse: Callable[[], int]) -> int:
         before, self.is_live = self.is_live, self.is_live and is_live

@@ -15,7 +15,6 @@ import click
 from lt_shared import console
 from lt_shared.console import BadConfig
 from lt_shared.models.architecture import Architecture
-from lt_shared.models.megatron_arguments import mup
 
 FACTOR = console.FiniteRange(min=0, min_open=True)
 
@@ -69,6 +68,9 @@ class Mup:
 
 def resolve_mup(options: dict[str, Any], hidden_size: int) -> Mup | None:
     """Resolve the options for a model of this width; None without --use-mup."""
+    # Imported here, because the training loop loads this module for its settings and needs no arguments of Megatron.
+    from lt_shared.models.megatron_arguments import mup
+
     if not options["use_mup"]:
         return None
     return Mup(
@@ -87,6 +89,8 @@ def changed_fields(options: dict[str, Any], base: Architecture, changes: Mapping
     The base model's multipliers of embeddings and logits stay factors, its scale of scores stays. Raises BadConfig for a model
     with learned positions, and for an option that would have no effect.
     """
+    from lt_shared.models.megatron_arguments import mup
+
     set_names = [name for name, default in mup.DEFAULTS.items() if options[name] != default]
     if not options["use_mup"]:
         if set_names:
