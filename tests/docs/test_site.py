@@ -219,7 +219,7 @@ def test_groff_has_no_complaints_and_loses_nothing(build: Path) -> None:
 
 def test_figures_of_the_readmes_are_those_of_the_guide() -> None:
     guide = (ROOT / "docs/guides/speed.md").read_text()
-    ratios = [float(ratio) for ratio in re.findall(r"trains (1\.\d+)x megatron-te", guide)]
+    ratios = [float(ratio) for ratio in re.findall(r"trains\s(1\.\d+)x megatron-te", guide)]
     percents = f"{int(100 * min(ratios) - 100)}% to {int(100 * max(ratios) - 100)}% more tokens per second"
     assert percents in (ROOT / "tools/train/README.md").read_text()
     (seconds, memory) = re.findall(r"17 GB, took (\d+ s), with a peak memory of (\d+ MiB)", guide)[0]

@@ -368,7 +368,7 @@ def test_carried_options_of_megatron_lm(values: dict[str, Any], carried: dict[st
         (titan, {"job.custom_config_module": "mine"}, "job.custom_config_module", Effect.RUN),
         (titan, {"validation.enable": True}, "validation.steps", Effect.RUN),
         (titan, EVALUATED | {"training.global_batch_size": 64}, "validation.steps", Effect.RUN),
-        (titan, EVALUATED | {"training.seq_len": 4096}, "validation.seq_len", Effect.RUN),
+        (titan, EVALUATED | {"training.seq_len": 4096}, "validation.seq_len", Effect.RESULT),
         (titan, EVALUATED | {"training.local_batch_size": 2}, "validation.local_batch_size", Effect.NONE),
         (titan, {}, "optimizer.weight_decay", Effect.RESULT),
         (nemo_file, {}, "trainer.limit_val_batches", Effect.RESULT),

@@ -207,8 +207,8 @@ def test_a_layout_that_does_not_divide() -> None:
     arguments = ("slurm", "--instance-type", "p5.48xlarge", "--save", "run", "--model", "llama2-70b", "--mock-data")
     with pytest.raises(BadConfig, match="16 ranks do not divide"):
         render(*arguments, "--nodes", "2", "--pipeline-model-parallel-size", "5")
-    with pytest.raises(BadConfig, match="query groups 8"):
-        render(*arguments, "--nodes", "2", "--tensor-model-parallel-size", "16")
+    with pytest.raises(BadConfig, match="attention heads 64"):
+        render(*arguments, "--nodes", "3", "--tensor-model-parallel-size", "24")
 
 
 def test_a_model_that_does_not_fit_is_said_and_rendered() -> None:

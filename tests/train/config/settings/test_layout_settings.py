@@ -62,7 +62,8 @@ def test_refused_layouts(case: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("heads", "groups", "hint"), [("8", "4", "choose 1, 2 or 4"), ("8", "1", "choose 1"), ("16", "16", "choose 1, 2, 4, 8 or 16")]
+    ("heads", "groups", "hint"),
+    [("8", "4", "choose 1, 2, 4 or 8"), ("8", "1", "choose 1, 2, 4 or 8"), ("16", "16", "choose 1, 2, 4, 8 or 16")],
 )
 def test_what_divides_the_model_is_named(heads: str, groups: str, hint: str) -> None:
     sizes = ("--num-attention-heads", heads, "--num-query-groups", groups, "--hidden-size", "64", "--ffn-hidden-size", "192")

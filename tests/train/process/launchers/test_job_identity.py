@@ -12,7 +12,11 @@ from running import environment
 
 from lt_train.process import rank_environment
 
-PRINT = "from lt_train.process import rank_environment; r = rank_environment.find(); print((r.rank, r.local_rank, r.master_port))"
+# One write, because the launcher joins lines of ranks that come in parts.
+PRINT = (
+    "import os; from lt_train.process import rank_environment; r = rank_environment.find();"
+    " os.write(1, f'{(r.rank, r.local_rank, r.master_port)}\\n'.encode())"
+)
 MPIEXEC = shutil.which("mpiexec.hydra", path=os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]))
 
 

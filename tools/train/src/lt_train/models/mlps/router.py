@@ -105,16 +105,18 @@ class Router(TopKRouter):  # type: ignore[misc]
 
         The auxiliary loss is attached to the probabilities. Dropped tokens still count in it, and in the balancing biases.
         """
-        choose = self._choose_by_kernel if self.by_kernel else super().routing
-        probabilities, routing_map = choose(logits, *unknown, **options)
+        if self.by_kernel:
+            refuse_unknown("TopKRouter.routing", unknown, options)
+            probabilities, routing_map = self._choose_by_kernel(logits)
+        else:
+            probabilities, routing_map = super().routing(logits, *unknown, **options)
         if self.capacity_factor is None:
             return probabilities, routing_map
         return limit_experts(probabilities, routing_map, self.topk, self.capacity_factor, self.drop_policy)
 
-    def _choose_by_kernel(self, logits: Tensor, *unknown: Any, **options: Any) -> tuple[Tensor, Tensor]:
+    def _choose_by_kernel(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         from lt_train.kernels.router import choose_experts
 
-        refuse_unknown("TopKRouter.routing", unknown, options)
         logits = self.apply_z_loss(logits.view(-1, logits.shape[-1]))
         probabilities, routing_map, sums, counts = choose_experts(logits, self.topk)
         coefficient, group = self.get_aux_loss_coeff(BATCH), self.tp_cp_group
