@@ -77,8 +77,9 @@ def resolve_routing(options: dict[str, Any]) -> Routing:
 
 def check(routing: Routing, architecture: Architecture) -> Iterator[ToolError]:
     """Yield BadConfig for settings that the model has no use for."""
-    default = Routing()
-    if not architecture.num_experts:
-        for field in dataclasses.fields(Routing):
-            if getattr(routing, field.name) != getattr(default, field.name):
-                yield BadConfig(f"settings of the expert router for a model without experts: {field.name}", "add --num-experts")
+    if architecture.num_experts:
+        return
+    unset = Routing().arguments()
+    for name, value in routing.arguments().items():
+        if value != unset[name]:
+            yield BadConfig(f"--{name.replace('_', '-')} for a model without experts", "add --num-experts")

@@ -41,6 +41,7 @@ class MoE(MegatronModule):  # type: ignore[misc]
         super().__init__(config=config)
         self.groups = groups
         self.recomputes = recomputation.is_chosen(config, "moe")
+        self.counts = RowCounts(config.recompute_granularity == "full" or self.recomputes)
         self.router = router
         # megatron-core logs the auxiliary losses by layer number.
         router.set_layer_number(number)
@@ -65,6 +66,12 @@ class MoE(MegatronModule):  # type: ignore[misc]
         """Return the output [s, b, h] of the routed experts. `probabilities` and `routing_map` are [s b, experts]."""
         raise NotImplementedError
 
+    def _partial_routing(self, routing_map: Tensor, most: int) -> Routing:
+        """Sort the rows of a map [tokens, experts] with up to `most` experts per token."""
+        # The host needs the number of rows to allocate them; it waits only after the kernels that need just a bound are launched.
+        start_copy = partial(self.counts.start_copy, training=self.training)
+        return Routing.from_partial_map(routing_map, most, self.experts.operations.rows, start_copy)
+
     def _shared(self, hidden_states: Tensor) -> Tensor | None:
         return self.shared_experts(hidden_states)[0] if hasattr(self, "shared_experts") else None
 
@@ -76,18 +83,13 @@ class LocalMoE(MoE):
     copied to the host.
     """
 
-    def __init__(self, config: TransformerConfig, *parts: Any):
-        super().__init__(config, *parts)
-        self.counts = RowCounts(config.recompute_granularity == "full" or self.recomputes)
-
     def _routed(self, hidden_states: Tensor, probabilities: Tensor, routing_map: Tensor) -> Tensor:
         chosen, most = routing_map.view(-1, routing_map.shape[-1]), self.config.moe_router_topk
-        operations = self.experts.operations.rows
         if self.router.capacity_factor is None:
-            routing = Routing.from_map(chosen, most, operations)
+            routing = Routing.from_map(chosen, most, self.experts.operations.rows)
         else:
-            # With a capacity, tokens have fewer rows than experts, and the host waits for the number of rows.
-            routing = Routing.from_partial_map(chosen, most, operations, partial(self.counts.start_copy, training=self.training))
+            # With a capacity, tokens have fewer rows than experts.
+            routing = self._partial_routing(chosen, most)
         output, _ = self.experts(hidden_states.reshape(-1, hidden_states.shape[-1]), routing, probabilities)
         return output.view(hidden_states.shape)  # type: ignore[no-any-return]
 
@@ -103,10 +105,6 @@ class ExchangingMoE(MoE):
     `DispatchingMoE`.
     """
 
-    def __init__(self, config: TransformerConfig, *parts: Any):
-        super().__init__(config, *parts)
-        self.counts = RowCounts(config.recompute_granularity == "full" or self.recomputes)
-
     def _output(self, hidden_states: Tensor) -> Tensor:
         exchange = TokenExchange(self.groups.ep)
         tokens = send(hidden_states.reshape(-1, hidden_states.shape[-1]), exchange)
@@ -115,9 +113,7 @@ class ExchangingMoE(MoE):
         # 0.
         columns = local_expert_columns(torch.where(routing_map, probabilities, NOT_CHOSEN), self.groups.ep)
         most = min(self.config.moe_router_topk, columns.shape[1])
-        # The host needs the number of rows to allocate them; it waits only after the kernels that need just a bound are launched.
-        start_copy = partial(self.counts.start_copy, training=self.training)
-        routing = Routing.from_partial_map(columns != NOT_CHOSEN, most, self.experts.operations.rows, start_copy)
+        routing = self._partial_routing(columns != NOT_CHOSEN, most)
         sums, _ = self.experts(tokens, ExchangedRows(routing, exchange), columns)
         shared = self._shared(hidden_states)
         output: Tensor = self.experts.with_bias(receive(sums, exchange), probabilities).view(hidden_states.shape)
