@@ -21,5 +21,5 @@ def width_multiplier(ledger: Ledger) -> float:
     """Return the width as a multiple of the base model's, 1 without muP. Carry the sizes over first."""
     if not ledger.get("use_mup"):
         return 1.0
-    base, hidden = ledger.get("mup_base_hidden_size"), ledger.get("hidden_size")
-    return float(hidden) / float(base) if base and hidden else 1.0
+    hidden = ledger.get("hidden_size")
+    return mup.width_multiplier({"mup_base_hidden_size": ledger.get("mup_base_hidden_size")}, hidden) if hidden else 1.0
