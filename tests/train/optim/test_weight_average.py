@@ -45,8 +45,7 @@ LAYOUTS: dict[str, tuple[str, ...]] = sampled(
     "fsdp",
     "tensor-pipeline",
 )
-RESUMED = [name for name in ("distributed", "fsdp") if name in LAYOUTS]
-BEGUN = [name for name in ("distributed",) if name in LAYOUTS]
+CONTINUED = [name for name in ("distributed", "fsdp") if name in LAYOUTS]
 # Steps 1 and 2 in one layout, step 3 in another.
 MOVES = {"fsdp-to-tensors": ("fsdp", "tensor-pipeline")}
 
@@ -60,9 +59,9 @@ def runs(tmp_path_factory: pytest.TempPathFactory, dataset: Dataset) -> Path:
         commands[f"{name}-without"] = (*MODEL, *options, dataset.prefix)
     check(train_all(commands, place, ranks=4, saving=True))
     later = {}
-    for name in RESUMED:
+    for name in CONTINUED:
         later[f"{name}-resumed"] = (*MODEL, *LAYOUTS[name], *EMA, "--load", checkpoint(place / name, 2), dataset.prefix)
-    for name in BEGUN:
+    for name in CONTINUED:
         later[f"{name}-begun"] = (
             *MODEL,
             *LAYOUTS[name],
@@ -127,7 +126,7 @@ def test_each_step_moves_the_averages(runs: Path, name: str) -> None:
     assert RunRecord.read(Path(checkpoint(runs / name, 3))).ema_decay == DECAY
 
 
-@pytest.mark.parametrize("name", BEGUN)
+@pytest.mark.parametrize("name", CONTINUED)
 def test_averages_begin_with_the_weights(runs: Path, name: str) -> None:
     """Of a run that had none before: with those of the checkpoint that it continues from."""
     first, none = weights_and_averages(runs / f"{name}-without", 2)
@@ -147,7 +146,7 @@ def test_training_is_as_without(runs: Path, name: str) -> None:
     assert all(torch.equal(found[key], tensor) for key, tensor in expected.items())
 
 
-@pytest.mark.parametrize("name", RESUMED)
+@pytest.mark.parametrize("name", CONTINUED)
 def test_a_run_resumes_its_averages(runs: Path, name: str) -> None:
     whole, resumed = runs / name, runs / f"{name}-resumed"
     found, expected = (stored.tensors(Path(checkpoint(run, 3))) for run in (resumed, whole))
