@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from lt_preprocess.readers import inputs
+from lt_preprocess.readers.inputs import SampleBy
 from lt_preprocess.readers.slices import Slice
 from lt_preprocess.tokenizers import loading as tokenizers
 from lt_preprocess.tokenizers.base import SpecialTokens, Tokenizer
@@ -51,11 +52,12 @@ class Options:
     shard: Slice | None = None
     max_shard_bytes: int | None = None
     stream: bool = False
+    sample_by: SampleBy = "document"
 
     def to_record(self) -> dict[str, Any]:
-        """Leave out options that are off and newer than streams, so that older fingerprints stay valid."""
+        """Leave out newer options that have their default, so that older fingerprints stay valid."""
         record = dataclasses.asdict(self)
-        return record if self.stream else {name: value for name, value in record.items() if name != "stream"}
+        return {name: value for name, value in record.items() if name not in _NEWER or value != _NEWER[name]}
 
     @property
     def has_parts(self) -> bool:
@@ -65,6 +67,10 @@ class Options:
         """The most tokens that a part may have, None for all: it depends on the text alone, never on time."""
         stated = None if self.max_shard_bytes is None else self.max_shard_bytes // token_bytes
         return min(stated or LARGEST_PART_TOKENS, FIRST_PART_TOKENS << min(part, 32)) if self.stream else stated
+
+
+_NEWER = {"stream": False, "sample_by": "document"}
+"""Options that older versions did not have, with their defaults."""
 
 
 @dataclasses.dataclass(frozen=True)

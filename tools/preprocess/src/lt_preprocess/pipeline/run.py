@@ -118,8 +118,10 @@ class _Run:
         dtype = np.dtype(plan.dtype)
         encoders = _prepared_encoders(plan, workers)
         part = plan.options.shard or Slice()
-        with Progress("tokenizing", inputs.total_bytes(plan.paths, part), "B") as progress:
-            chunks = inputs.chunks(plan.paths, part, self._state.position, progress.advance, plan.options.json_keys)
+        with Progress("tokenizing", inputs.total_bytes(plan.paths, part, plan.options.sample_by), "B") as progress:
+            chunks = inputs.chunks(
+                plan.paths, part, self._state.position, progress.advance, plan.options.json_keys, plan.options.sample_by
+            )
             results = encoding.encode(chunks, encoders, plan.options.json_keys, plan.eod, dtype)
             with contextlib.closing(results):
                 for encoded in results:

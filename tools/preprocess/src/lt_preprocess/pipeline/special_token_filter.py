@@ -5,7 +5,7 @@ neither blank nor already bad.
 """
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -13,6 +13,7 @@ from lt_preprocess.readers.batch import BadLine, Batch, Column
 from lt_preprocess.readers.chunks import Chunk
 from lt_preprocess.readers.jsonl import LinesChunk
 from lt_preprocess.readers.plain_text import TextChunk
+from lt_preprocess.readers.records import RowChunk
 from lt_preprocess.tokenizers.base import Encoder
 
 
@@ -48,10 +49,8 @@ def _bad_lines(chunk: Chunk, batch: Batch, json_keys: tuple[str, ...], reasons: 
 
 
 def _rows(chunk: Chunk, batch: Batch, json_keys: tuple[str, ...], reasons: dict[int, str]) -> Iterator[BadLine]:
-    """Report Parquet rows as bad lines. A row has no raw bytes, so `raw` is a JSON line with the texts of the row."""
-    from lt_preprocess.readers.parquet import RowsChunk
-
-    assert isinstance(chunk, RowsChunk)
+    """Report rows as bad lines. A row has no raw bytes, so `raw` is a JSON line with the texts of the row."""
+    assert isinstance(chunk, RowChunk)
     bad_before = {row.offset for row in batch.bad_lines}
     rows = [row for row in range(chunk.first_row, chunk.end.offset) if row not in bad_before]
     texts = [column.texts.to_list() for column in batch.columns]
@@ -71,14 +70,6 @@ def _lines(chunk: LinesChunk, batch: Batch, reasons: dict[int, str]) -> Iterator
     for index, line in enumerate(lines.data[lines.start : lines.end].tobytes().split(b"\n")):
         if line and not line.isspace() and offset not in bad_before:
             if document in reasons:
-                yield BadLine(chunk.source, offset, reasons[document], line, _number(lines.first_line, index))
+                yield BadLine(chunk.source, offset, reasons[document], line, lines.numbered(index))
             document += 1
         offset += len(line) + 1
-
-
-def _number(first_line: Callable[[], int | None], lines_before: int) -> Callable[[], int | None]:
-    def line_number() -> int | None:
-        first = first_line()
-        return None if first is None else first + lines_before
-
-    return line_number

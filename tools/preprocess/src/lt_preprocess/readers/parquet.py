@@ -11,16 +11,16 @@ import functools
 import itertools
 import json
 from collections.abc import Callable, Iterator, Sequence
-from typing import IO, Any, ClassVar
+from typing import IO, Any
 
 import numpy as np
 
 from lt_preprocess.readers import chunks, json_line, utf8
 from lt_preprocess.readers.batch import BadLine, Batch, ChunkLines, Column
-from lt_preprocess.readers.chunks import Chunk, Position
+from lt_preprocess.readers.chunks import Position
+from lt_preprocess.readers.records import RowChunk
 from lt_preprocess.texts import PADDING_BYTES, Lengths, Texts
 from lt_shared.console import BadData, Unavailable
-from lt_shared.data.document_origins.origins import Kind
 
 FIRST_ROWS, FEWEST_ROWS, MOST_ROWS, GROWTH = 16, 8, 1024, 8
 """Rows that are decoded at once: at first, when they are large, when they are small; and by what factor it grows."""
@@ -38,13 +38,10 @@ def _pyarrow() -> Any:
 
 
 @dataclasses.dataclass(frozen=True)
-class RowsChunk(Chunk):
-    """Rows of a file from number `first_row` (from 0) on; one Arrow array per key."""
+class RowsChunk(RowChunk):
+    """Rows as one Arrow array per key."""
 
-    first_row: int
     arrays: list[Any]
-
-    kind: ClassVar[Kind] = "row"
 
     def batch(self, json_keys: tuple[str, ...]) -> Batch:
         reasons: dict[int, str] = {}

@@ -18,7 +18,10 @@ COMPRESSION_SUFFIXES = (".gz", ".bz2", ".xz", ".zst", ".zstd")
 _OTHER_SUFFIXES = (".lz4", ".br", ".lzma", ".lz", ".lzo", ".sz", ".z", ".zip", ".7z", ".rar")
 _OUTPUT_HEAD_BYTES = 1 << 12
 _QUARANTINE = "_quarantine.jsonl"
-_SUFFIXES = (".jsonl", ".json", ".ndjson", ".parquet", TEXT_SUFFIX)
+_SUFFIXES = (
+    *(".jsonl", ".json", ".ndjson", ".parquet", ".csv", ".tsv", ".psv", ".tar", ".tgz", ".warc", ".wet"),
+    TEXT_SUFFIX,
+)
 
 
 def display_name(path: str) -> str:
@@ -33,7 +36,7 @@ def is_text(path: str) -> bool:
 
 def is_never_empty(path: str) -> bool:
     """Whether, by its name, an empty file can only be a failed copy: these formats have a header even without content."""
-    return path.lower().endswith((*COMPRESSION_SUFFIXES, ".parquet"))
+    return path.lower().endswith((*COMPRESSION_SUFFIXES, ".parquet", ".tar", ".tgz", ".warc", ".wet"))
 
 
 def without_compression(path: str) -> str:

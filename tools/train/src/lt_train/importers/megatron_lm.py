@@ -41,7 +41,6 @@ REASONS = {
     "use_dist_ckpt": "checkpoints are torch_dist in any case",
     "auto_detect_ckpt_format": "checkpoints are torch_dist in any case",
     "dist_ckpt_format": "checkpoints are torch_dist in any case",
-    "non_persistent_ckpt_type": "--save-local is what Megatron-LM calls local",
     "replication": "the next node keeps a second copy in any case",
     "replication_factor": "the next node keeps a second copy in any case",
     "replication_jump": "the next node keeps a second copy in any case",
