@@ -75,6 +75,9 @@ REPLICATED = "data-parallel ranks hold copies of the weights, as without --use-t
 OWN = "a run continues from its own --save; lt-convert makes a checkpoint for --load of another"
 NO_START = "it names no first weights"
 STARTS = "lt-convert FROM --to megatron-dist -o START makes a checkpoint of it for --load START --finetune"
+ONE_OF_EACH_RANK = "-1 is one micro batch on each data-parallel rank, as without --global-batch-size"
+BATCHES = {"seq_len": "seq_length", "local_batch_size": "micro_batch_size", "global_batch_size": "global_batch_size"}
+STEPS = {"steps": "train_iters", "max_norm": "clip_grad", "seed": "seed"}
 STYLES = {"linear": "linear", "cosine": "cosine", "sqrt": "minus_sqrt"}
 
 
@@ -106,6 +109,8 @@ def translate(values: dict[str, Any]) -> Translation:
 
 def _model(ledger: Ledger, written: Iterable[str]) -> None:
     name, flavor = ledger.take("model.name"), ledger.take("model.flavor")
+    if "rmsnorm" not in str(ledger.peek("model.norm_type") or "rmsnorm"):
+        ledger.drop("model.norm_type", "lt-train has TorchTitan's models with RMSNorm alone", Effect.MODEL)
     for key in [key for key in ledger.remaining_keys() if key.startswith(f"{OTHER_PROGRAM}.")]:
         ledger.drop(key, "lt-train pretrains decoders on texts, by its own code", Effect.RUN)
     absent_parts = [key for key in ledger.remaining_keys() if key.startswith(f"{PARTS}.")]
@@ -154,17 +159,12 @@ def _llama3(ledger: Ledger, preset: str, flavor: str, written: Iterable[str]) ->
 def _batches(ledger: Ledger) -> None:
     is_one_row = ledger.peek("training.local_batch_size") == 1
     ledger.drop("dataloader.dataset", ROWS_OF_BATCH, Effect.NONE if is_one_row else Effect.RESULT)
-    ledger.carry("training.seq_len", "seq_length")
-    ledger.carry("training.local_batch_size", "micro_batch_size")
     if ledger.peek("training.global_batch_size") == -1:
-        ledger.drop(
-            "training.global_batch_size", "-1 is one micro batch on each data-parallel rank, as without --global-batch-size"
-        )
-    ledger.carry("training.global_batch_size", "global_batch_size")
-    ledger.carry("training.steps", "train_iters")
-    ledger.carry("training.max_norm", "clip_grad")
+        ledger.drop("training.global_batch_size", ONE_OF_EACH_RANK)
+    ledger.carry("debug.seed", "seed")
+    for name, option in (BATCHES | STEPS).items():
+        ledger.carry(f"training.{name}", option)
     for section in ("debug", "training"):
-        ledger.carry(f"{section}.seed", "seed")
         ledger.flag(f"{section}.deterministic", "deterministic")
     ledger.default("seq_length", 2048)
     ledger.default("micro_batch_size", 8)
