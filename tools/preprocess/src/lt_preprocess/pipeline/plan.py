@@ -16,6 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Literal
 
+from lt_preprocess.curation.rules import NO_RULES, Rules
 from lt_preprocess.readers import inputs
 from lt_preprocess.readers.slices import Slice
 from lt_preprocess.tokenizers import loading as tokenizers
@@ -50,11 +51,15 @@ class Options:
     shard: Slice | None = None
     max_shard_bytes: int | None = None
     stream: bool = False
+    rules: Rules = NO_RULES
 
     def to_record(self) -> dict[str, Any]:
         """Leave out options that are off and newer than streams, so that older fingerprints stay valid."""
         record = dataclasses.asdict(self)
-        return record if self.stream else {name: value for name, value in record.items() if name != "stream"}
+        del record["rules"]
+        if not self.stream:
+            del record["stream"]
+        return record | self.rules.to_record()
 
     @property
     def has_parts(self) -> bool:
@@ -80,6 +85,7 @@ class Plan:
     tokenizer: Tokenizer
     identity: manifest.Tokenizer
     options: Options
+    rules_fingerprint: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     @property
     def dtype(self) -> str:
@@ -102,7 +108,7 @@ class Plan:
         """None with standard input or a pipe: nobody can tell whether it is the same again."""
         if self.sources is None:
             return None
-        options = self.options.to_record()
+        options = self.options.to_record() | self.rules_fingerprint
         del options["on_error"]
         record = {
             "v": RESULT_VERSION,
@@ -187,7 +193,7 @@ def plan(
     prefix = _checked_prefix(output_prefix)
     if options.shard is not None:
         prefix = f"{prefix}-{options.shard.index:05d}-of-{options.shard.count:05d}"
-    return Plan(prefix, paths, sources, loaded, tokenizers.identity(files, tokenizer_path), options)
+    return Plan(prefix, paths, sources, loaded, tokenizers.identity(files, tokenizer_path), options, options.rules.fingerprint())
 
 
 def _given_twice(paths: Sequence[str]) -> str | None:
