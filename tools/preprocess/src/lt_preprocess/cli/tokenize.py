@@ -56,6 +56,12 @@ class _Command(console.DefaultCommand):
     metavar="KEY",
     help="A key that holds text; it becomes a part of the file names. Repeat the option for one dataset per key.",
 )
+@click.option(
+    "--sample-by",
+    type=click.Choice(["document", "line"]),
+    default="document",
+    help="What a plain text (.txt) holds: one document, or a document a line.",
+)
 @click.option("--append-eod", is_flag=True, help="End every document with the tokenizer's end-of-document token.")
 @click.option(
     "--eod-token", metavar="TOKEN", help="The special token that --append-eod appends, if not the one that it would choose."
@@ -100,6 +106,7 @@ def command(
     tokenizer: str | None,
     output_prefix: str,
     json_keys: tuple[str, ...],
+    sample_by: Any,
     append_eod: bool,
     eod_token: str | None,
     special_tokens: Any,
@@ -119,9 +126,9 @@ def command(
 ) -> None:
     """Tokenize documents into indexed datasets that Megatron-LM, NeMo and lt-train read.
 
-    FILE is a file of JSON lines, Parquet or plain text (.txt), compressed or not (gzip, zstd, xz, bzip2), a directory of such
-    files, a glob pattern, a URL such as s3://bucket/key, @LIST for a file of names, or - for standard input. A manifest of what
-    was made goes to standard output.
+    FILE is a file of JSON lines, Parquet, plain text (.txt), CSV, WebDataset's tar or WARC texts, compressed or not (gzip, zstd,
+    xz, bzip2), a directory of such files, a glob pattern, a URL such as s3://bucket/key, @LIST for a file of names, or - for
+    standard input. A manifest of what was made goes to standard output.
     """
     if files and input:
         if click.get_current_context().get_parameter_source("input") != click.core.ParameterSource.ENVIRONMENT:
@@ -135,7 +142,9 @@ def command(
 
     workers = workers or len(os.sched_getaffinity(0))
     rules = curation_options.rules(keep_length, keep_language, decontaminate)
-    options = plan.Options(json_keys, append_eod, on_error, special_tokens, _slice(shard), max_shard_size, stream, rules)
+    options = plan.Options(
+        json_keys, append_eod, on_error, special_tokens, _slice(shard), max_shard_size, stream, sample_by, rules
+    )
     tokenizer_files, tokenizer_path = megatron_options.find_tokenizer(tokenizer, megatron)
     run_plan = plan.plan([*files, *input], tokenizer_files, tokenizer_path, output_prefix, options, eod_token)
     datasets = sidecar.up_to_date(run_plan)

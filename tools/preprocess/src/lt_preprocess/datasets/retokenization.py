@@ -39,6 +39,7 @@ class _Origin(NamedTuple):
     column: int
     append_eod: bool
     special_tokens: Any
+    sample_by: Any
 
 
 def differences(dataset: Dataset, tokenizer: Path | None, sample: int) -> list[str]:
@@ -61,7 +62,7 @@ def differences(dataset: Dataset, tokenizer: Path | None, sample: int) -> list[s
     with BlockReader(dataset.prefix) as reader, Progress("comparing", inputs.total_bytes(paths), "B") as progress:
         total = reader.documents
         sampled = np.sort(np.random.default_rng(0).choice(total, min(sample, total), replace=False, shuffle=False))
-        for chunk in inputs.chunks(paths, Slice(), Position(), progress.advance, origin.json_keys):
+        for chunk in inputs.chunks(paths, Slice(), Position(), progress.advance, origin.json_keys, origin.sample_by):
             texts = _document_texts(chunk.batch(origin.json_keys), origin.column, encoder)
             first, last = np.searchsorted(sampled, [count, count + len(texts)])
             for number in sampled[first:last].tolist():
@@ -85,7 +86,8 @@ def _origin(prefix: str) -> _Origin:
     if options.get("shard") is not None or part.get("index") != 0 or not part["is_last"]:
         raise NoInput(f"{prefix}: is a part of a larger dataset", "merge the parts and verify the result")
     keys = tuple(options["json_keys"])
-    return _Origin(sources, keys, keys.index(options["json_key"]), options["append_eod"], options["special_tokens"])
+    column, sample_by = keys.index(options["json_key"]), options.get("sample_by") or "document"
+    return _Origin(sources, keys, column, options["append_eod"], options["special_tokens"], sample_by)
 
 
 def _has_changed(source: dict[str, Any]) -> bool:

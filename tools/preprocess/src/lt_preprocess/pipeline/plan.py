@@ -11,6 +11,7 @@ import difflib
 import hashlib
 import json
 import os
+import re
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -18,6 +19,7 @@ from typing import Any, Literal
 
 from lt_preprocess.curation.rules import NO_RULES, Rules
 from lt_preprocess.readers import inputs
+from lt_preprocess.readers.inputs import SampleBy
 from lt_preprocess.readers.slices import Slice
 from lt_preprocess.tokenizers import loading as tokenizers
 from lt_preprocess.tokenizers.base import SpecialTokens, Tokenizer
@@ -51,15 +53,15 @@ class Options:
     shard: Slice | None = None
     max_shard_bytes: int | None = None
     stream: bool = False
+    sample_by: SampleBy = "document"
     rules: Rules = NO_RULES
 
     def to_record(self) -> dict[str, Any]:
-        """Leave out options that are off and newer than streams, so that older fingerprints stay valid."""
+        """Leave out newer options that have their default, so that older fingerprints stay valid."""
         record = dataclasses.asdict(self)
         del record["rules"]
-        if not self.stream:
-            del record["stream"]
-        return record | self.rules.to_record()
+        newer = {name: value for name, value in record.items() if name not in _NEWER or value != _NEWER[name]}
+        return newer | self.rules.to_record()
 
     @property
     def has_parts(self) -> bool:
@@ -69,6 +71,10 @@ class Options:
         """The most tokens that a part may have, None for all: it depends on the text alone, never on time."""
         stated = None if self.max_shard_bytes is None else self.max_shard_bytes // token_bytes
         return min(stated or LARGEST_PART_TOKENS, FIRST_PART_TOKENS << min(part, 32)) if self.stream else stated
+
+
+_NEWER = {"stream": False, "sample_by": "document"}
+"""Options that older versions did not have, with their defaults."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -165,7 +171,7 @@ def plan(
 
     Raises: NoInput for a missing input, BadData for a tokenizer that cannot be read, BadConfig when `append_eod` asks for a token
     that the tokenizer does not have, UsageError for options that contradict each other, CannotCreate for a directory that is not
-    there.
+    there and for an output that is also an input.
     """
     if len(set(options.json_keys)) < len(options.json_keys):
         raise UsageError("a key is given twice in --json-keys")
@@ -190,9 +196,13 @@ def plan(
             f"{tokenizer_path}: this tokenizer has no end-of-document token for --append-eod",
             "name one of its special tokens with --eod-token, or leave --append-eod out",
         )
+    if empty := [source["path"] for source in sources or () if source.get("size_bytes") == 0]:
+        more = f" and {len(empty) - 1:,} more" if len(empty) > 1 else ""
+        warn(f"{empty[0]}{more}: empty: a failed copy, or no documents")
     prefix = _checked_prefix(output_prefix)
     if options.shard is not None:
         prefix = f"{prefix}-{options.shard.index:05d}-of-{options.shard.count:05d}"
+    _check_that_no_input_is_an_output(paths, prefix, options)
     return Plan(prefix, paths, sources, loaded, tokenizers.identity(files, tokenizer_path), options, options.rules.fingerprint())
 
 
@@ -233,6 +243,22 @@ def _checked_prefix(prefix: str) -> str:
         if not os.access(directory, os.W_OK):
             raise CannotCreate(f"{directory}: not writable")
     return manifest.absolute(prefix)
+
+
+def _check_that_no_input_is_an_output(paths: Sequence[str], prefix: str, options: Options) -> None:
+    """Raise CannotCreate for an input that this run would replace or delete when it publishes its files."""
+    keys = "|".join(map(re.escape, options.json_keys))
+    part = "-part[0-9]{5,}" if options.has_parts else ""
+    outputs = re.compile(
+        f"{re.escape(_resolved(prefix))}{part}_(({keys})_document[.](bin|idx|json)|quarantine[.]jsonl)", re.DOTALL
+    )
+    if overwritten := [path for path in paths if path != inputs.STDIN and outputs.fullmatch(_resolved(path))]:
+        raise CannotCreate(f"{overwritten[0]}: is an input, and would be replaced by an output", "choose another -o")
+
+
+def _resolved(path: str) -> str:
+    """The path without links; an object of a store has none."""
+    return path if storage.is_remote(path) else os.path.realpath(path)
 
 
 def _can_be_read_again(path: str) -> bool:

@@ -120,10 +120,14 @@ class _Run:
         plan = self._plan
         dtype = np.dtype(plan.dtype)
         curator = None if plan.options.rules == NO_RULES else Curator(plan.options.rules)
-        encoders = _prepared_encoders(plan, workers, curator)
+        encoders = _prepared_encoders(plan, workers)
+        if curator is not None:
+            jit.apart(curator.prepare)
         part = plan.options.shard or Slice()
-        with Progress("tokenizing", inputs.total_bytes(plan.paths, part), "B") as progress:
-            chunks = inputs.chunks(plan.paths, part, self._state.position, progress.advance, plan.options.json_keys)
+        with Progress("tokenizing", inputs.total_bytes(plan.paths, part, plan.options.sample_by), "B") as progress:
+            chunks = inputs.chunks(
+                plan.paths, part, self._state.position, progress.advance, plan.options.json_keys, plan.options.sample_by
+            )
             results = encoding.encode(chunks, encoders, plan.options.json_keys, plan.eod, dtype, curator)
             with contextlib.closing(results):
                 for encoded in results:
@@ -225,11 +229,9 @@ class _Run:
             raise NoInput(f"{names}: {them}, all without text", f"is it right that the text is in {keys}?")
 
 
-def _prepared_encoders(plan: Plan, workers: int, curator: Curator | None = None) -> list[Encoder]:
+def _prepared_encoders(plan: Plan, workers: int) -> list[Encoder]:
     def prepare() -> list[Encoder]:
         json_batch.prepare()
-        if curator is not None:
-            curator.prepare()
         assembly.prepare(plan.dtype)
         return [plan.tokenizer.new_encoder() for _ in range(workers)]
 

@@ -5,7 +5,7 @@ left out.
 """
 
 import json
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 
 import numpy as np
 
@@ -13,6 +13,7 @@ from lt_preprocess.readers.batch import BadLine, Batch, Column
 from lt_preprocess.readers.chunks import Chunk
 from lt_preprocess.readers.jsonl import LinesChunk
 from lt_preprocess.readers.plain_text import TextChunk
+from lt_preprocess.readers.records import RowChunk
 from lt_preprocess.tokenizers.base import Encoder
 
 
@@ -54,10 +55,8 @@ def bad_lines_of(chunk: Chunk, batch: Batch, json_keys: tuple[str, ...], reasons
 
 
 def _rows(chunk: Chunk, batch: Batch, json_keys: tuple[str, ...], reasons: dict[int, str]) -> Iterator[BadLine]:
-    """Report Parquet rows as bad lines. A row has no raw bytes, so `raw` is a JSON line with the texts of the row."""
-    from lt_preprocess.readers.parquet import RowsChunk
-
-    assert isinstance(chunk, RowsChunk)
+    """Report rows as bad lines. A row has no raw bytes, so `raw` is a JSON line with the texts of the row."""
+    assert isinstance(chunk, RowChunk)
     rows = (chunk.first_row + batch.lines.of_documents()).tolist()
     texts = [column.texts.to_list() for column in batch.columns]
     for document, reason in reasons.items():
@@ -76,13 +75,4 @@ def _lines(chunk: LinesChunk, batch: Batch, reasons: dict[int, str]) -> Iterator
     numbers = batch.lines.of_documents()
     for document in sorted(reasons):
         number = int(numbers[document])
-        line_number = _number(lines.first_line, number)
-        yield BadLine(chunk.source, int(offsets[number]), reasons[document], content[number], line_number)
-
-
-def _number(first_line: Callable[[], int | None], lines_before: int) -> Callable[[], int | None]:
-    def line_number() -> int | None:
-        first = first_line()
-        return None if first is None else first + lines_before
-
-    return line_number
+        yield BadLine(chunk.source, int(offsets[number]), reasons[document], content[number], lines.numbered(number))

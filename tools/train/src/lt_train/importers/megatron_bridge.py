@@ -12,7 +12,7 @@ from lt_shared.models.presets import preset
 from lt_train.config.settings.model import experts, latent_attention
 from lt_train.importers import evaluation, megatron_latents, muon, routing
 from lt_train.importers.bridge import data, initialization, mup, precision, providers, start
-from lt_train.importers.bridge.objects import plain
+from lt_train.importers.bridge.objects import drop_functions, plain
 from lt_train.importers.effects import Effect
 from lt_train.importers.layer_style import EVERYTHING, FUSED_GELU, SEES_EVERYTHING, complete, drop_scaling, drop_stored_otherwise
 from lt_train.importers.ledger import Ledger, Translation, options
@@ -147,6 +147,8 @@ def translate(values: dict[str, Any], source: str = SOURCE) -> Translation:
         if values.get(key) == value:
             ledger.drop(key, MEGATRONS)
     _objects(ledger)
+    drop_functions(ledger)
+    data.take_tokenizers_vocabulary(ledger)
     precision.translate(ledger)
     if ledger.has("model.preset"):
         _preset(ledger)
