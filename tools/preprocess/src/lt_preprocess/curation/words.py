@@ -279,4 +279,4 @@ def _normalize(
             at += size
         ends[text] = target - base
         counts[text] = count
-    return target - base
+    return signed(target - base)
