@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from lt_preprocess.cli import datasets, megatron_options
+from lt_preprocess.cli import curation_options, datasets, megatron_options
 from lt_shared import console
 
 if TYPE_CHECKING:
@@ -98,6 +98,7 @@ class _Command(console.DefaultCommand):
 @click.option("--force", is_flag=True, help="Tokenize all again, whatever is there already.")
 @click.option("--plain", is_flag=True, help="Print the bare prefixes instead of the manifest.")
 @click.option("--dry-run", is_flag=True, help="Check everything, print the plan as JSON, write nothing.")
+@curation_options.curation_options
 @megatron_options.megatron_options
 @console.version_option("lt-preprocess", "numpy", "numba", "pyarrow", "sentencepiece", "tokenizers", "s3fs")
 def command(
@@ -118,6 +119,9 @@ def command(
     plain: bool,
     dry_run: bool,
     input: tuple[str, ...],
+    keep_length: tuple[str, ...],
+    keep_language: str | None,
+    decontaminate: tuple[str, ...],
     **megatron: Any,
 ) -> None:
     """Tokenize documents into indexed datasets that Megatron-LM, NeMo and lt-train read.
@@ -137,7 +141,10 @@ def command(
     from lt_preprocess.pipeline import journal, plan, run, sidecar
 
     workers = workers or len(os.sched_getaffinity(0))
-    options = plan.Options(json_keys, append_eod, on_error, special_tokens, _slice(shard), max_shard_size, stream, sample_by)
+    rules = curation_options.rules(keep_length, keep_language, decontaminate)
+    options = plan.Options(
+        json_keys, append_eod, on_error, special_tokens, _slice(shard), max_shard_size, stream, sample_by, rules
+    )
     tokenizer_files, tokenizer_path = megatron_options.find_tokenizer(tokenizer, megatron)
     run_plan = plan.plan([*files, *input], tokenizer_files, tokenizer_path, output_prefix, options, eod_token)
     datasets = sidecar.up_to_date(run_plan)

@@ -15,7 +15,9 @@ from typing import Any
 
 import numpy as np
 
+from lt_preprocess.curation.rules import Curator
 from lt_preprocess.pipeline.assembly import Documents, assemble
+from lt_preprocess.pipeline.removals import NOTHING_REMOVED, Removed, curate, curate_by_tokens
 from lt_preprocess.pipeline.special_token_filter import without_forbidden
 from lt_preprocess.readers.batch import BadLine, ChunkLines
 from lt_preprocess.readers.chunks import Chunk, Position
@@ -38,26 +40,45 @@ class Encoded:
     end: Position
     lines: ChunkLines
     kind: Kind
+    removed: Removed = NOTHING_REMOVED
 
     @property
     def documents(self) -> int:
         return len(self.columns[0].sequences_per_document)
 
 
-def _encode(chunk: Chunk, json_keys: tuple[str, ...], encoder: Encoder, eod: int | None, dtype: np.dtype[Any]) -> Encoded:
+def _encode(
+    chunk: Chunk,
+    json_keys: tuple[str, ...],
+    encoder: Encoder,
+    eod: int | None,
+    dtype: np.dtype[Any],
+    curator: Curator | None,
+) -> Encoded:
     batch = without_forbidden(chunk, chunk.batch(json_keys), json_keys, encoder)
-    columns = []
-    for texts, texts_per_document in batch.columns:
-        ids, text_lengths = encoder.encode(texts)
-        columns.append(assemble(ids, text_lengths, texts_per_document, eod, dtype))
+    removed = NOTHING_REMOVED
+    if curator is not None:
+        batch, removed = curate(chunk, batch, json_keys, curator)
+    encoded = [encoder.encode(texts) for texts, _ in batch.columns]
+    if curator is not None and curator.has_token_limits:
+        batch, encoded, removed = curate_by_tokens(chunk, batch, encoded, json_keys, curator, removed)
+    columns = [
+        assemble(ids, text_lengths, texts_per_document, eod, dtype)
+        for (ids, text_lengths), (_, texts_per_document) in zip(encoded, batch.columns, strict=True)
+    ]
     text_bytes = sum(int(texts.offsets[-1]) for texts, _ in batch.columns)
-    return Encoded(columns, text_bytes, batch.bad_lines, chunk.end, batch.lines, chunk.kind)
+    return Encoded(columns, text_bytes, batch.bad_lines, chunk.end, batch.lines, chunk.kind, removed)
 
 
 def encode(
-    chunks: Iterable[Chunk], encoders: Sequence[Encoder], json_keys: tuple[str, ...], eod: int | None, dtype: np.dtype[Any]
+    chunks: Iterable[Chunk],
+    encoders: Sequence[Encoder],
+    json_keys: tuple[str, ...],
+    eod: int | None,
+    dtype: np.dtype[Any],
+    curator: Curator | None = None,
 ) -> Generator[Encoded, None, None]:
-    """Encode chunks on one thread per encoder; yields one result per chunk, in order."""
+    """Encode chunks on one thread per encoder; yields one result per chunk, in order. `curator` removes documents."""
     idle: queue.SimpleQueue[Encoder] = queue.SimpleQueue()
     for encoder in encoders:
         idle.put(encoder)
@@ -65,7 +86,7 @@ def encode(
     def work(chunk: Chunk) -> Encoded:
         encoder = idle.get()
         try:
-            return _encode(chunk, json_keys, encoder, eod, dtype)
+            return _encode(chunk, json_keys, encoder, eod, dtype, curator)
         finally:
             idle.put(encoder)
 

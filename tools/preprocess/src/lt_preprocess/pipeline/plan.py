@@ -17,6 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Literal
 
+from lt_preprocess.curation.rules import NO_RULES, Rules
 from lt_preprocess.readers import inputs
 from lt_preprocess.readers.inputs import SampleBy
 from lt_preprocess.readers.slices import Slice
@@ -53,11 +54,14 @@ class Options:
     max_shard_bytes: int | None = None
     stream: bool = False
     sample_by: SampleBy = "document"
+    rules: Rules = NO_RULES
 
     def to_record(self) -> dict[str, Any]:
         """Leave out newer options that have their default, so that older fingerprints stay valid."""
         record = dataclasses.asdict(self)
-        return {name: value for name, value in record.items() if name not in _NEWER or value != _NEWER[name]}
+        del record["rules"]
+        newer = {name: value for name, value in record.items() if name not in _NEWER or value != _NEWER[name]}
+        return newer | self.rules.to_record()
 
     @property
     def has_parts(self) -> bool:
@@ -87,6 +91,7 @@ class Plan:
     tokenizer: Tokenizer
     identity: manifest.Tokenizer
     options: Options
+    rules_fingerprint: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     @property
     def dtype(self) -> str:
@@ -109,7 +114,7 @@ class Plan:
         """None with standard input or a pipe: nobody can tell whether it is the same again."""
         if self.sources is None:
             return None
-        options = self.options.to_record()
+        options = self.options.to_record() | self.rules_fingerprint
         del options["on_error"]
         record = {
             "v": RESULT_VERSION,
@@ -198,7 +203,7 @@ def plan(
     if options.shard is not None:
         prefix = f"{prefix}-{options.shard.index:05d}-of-{options.shard.count:05d}"
     _check_that_no_input_is_an_output(paths, prefix, options)
-    return Plan(prefix, paths, sources, loaded, tokenizers.identity(files, tokenizer_path), options)
+    return Plan(prefix, paths, sources, loaded, tokenizers.identity(files, tokenizer_path), options, options.rules.fingerprint())
 
 
 def _given_twice(paths: Sequence[str]) -> str | None:

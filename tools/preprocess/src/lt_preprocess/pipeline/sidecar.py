@@ -62,7 +62,9 @@ def content(
         "sources": _sources(plan, state),
         "options": options,
         KEY: origins,
-        "counts": extent.counts() | {"bad_lines": state.bad_lines - state.bad_lines_before},
+        "counts": extent.counts()
+        | {"bad_lines": state.bad_lines - state.bad_lines_before}
+        | ({} if dataset.removed is None else {"removed": dataset.removed}),
         "made_by": {"python": platform.python_version()} | installed_versions(("lt-preprocess", *PACKAGES)),
     }
     return manifest.sidecar_content(record)

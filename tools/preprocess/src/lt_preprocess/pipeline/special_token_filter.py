@@ -1,11 +1,11 @@
 """With `--special-tokens reject`, turn documents that contain the text of a special token into bad lines.
 
-Few documents do, so their lines are located only when there are any: document i of a chunk is its i-th line, or row, that is
-neither blank nor already bad.
+Few documents do, so their lines are located only when there are any: document i of a chunk is its i-th line, or row, that is not
+left out.
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 import numpy as np
 
@@ -28,18 +28,24 @@ def without_forbidden(chunk: Chunk, batch: Batch, json_keys: tuple[str, ...], en
                 reasons.setdefault(int(document_of_text[forbidden.text]), str(forbidden))
     if not reasons:
         return batch
-    bad_lines = [*batch.bad_lines, *_bad_lines(chunk, batch, json_keys, reasons)]
-    columns = [_without(column, reasons) for column in batch.columns]
-    return Batch(columns, sorted(bad_lines, key=lambda line: line.offset), batch.lines.without(reasons))
+    bad_lines = [*batch.bad_lines, *bad_lines_of(chunk, batch, json_keys, reasons)]
+    return without(batch, reasons)._replace(bad_lines=sorted(bad_lines, key=lambda line: line.offset))
 
 
-def _without(column: Column, documents: dict[int, str]) -> Column:
+def without(batch: Batch, documents: Collection[int]) -> Batch:
+    """Copy the batch except for some documents and their lines."""
+    columns = [_without(column, documents) for column in batch.columns]
+    return Batch(columns, batch.bad_lines, batch.lines.without(documents))
+
+
+def _without(column: Column, documents: Collection[int]) -> Column:
     left_out = np.isin(np.arange(len(column.texts_per_document)), list(documents))
     texts_left_out = np.flatnonzero(np.repeat(left_out, column.texts_per_document))
     return Column(column.texts.without(texts_left_out.tolist()), column.texts_per_document[~left_out])
 
 
-def _bad_lines(chunk: Chunk, batch: Batch, json_keys: tuple[str, ...], reasons: dict[int, str]) -> Iterator[BadLine]:
+def bad_lines_of(chunk: Chunk, batch: Batch, json_keys: tuple[str, ...], reasons: dict[int, str]) -> Iterator[BadLine]:
+    """Locate the lines of some documents in a chunk; `reasons` has the documents' numbers in the batch."""
     if isinstance(chunk, LinesChunk):
         yield from _lines(chunk, batch, reasons)
     elif isinstance(chunk, TextChunk):
@@ -51,8 +57,7 @@ def _bad_lines(chunk: Chunk, batch: Batch, json_keys: tuple[str, ...], reasons: 
 def _rows(chunk: Chunk, batch: Batch, json_keys: tuple[str, ...], reasons: dict[int, str]) -> Iterator[BadLine]:
     """Report rows as bad lines. A row has no raw bytes, so `raw` is a JSON line with the texts of the row."""
     assert isinstance(chunk, RowChunk)
-    bad_before = {row.offset for row in batch.bad_lines}
-    rows = [row for row in range(chunk.first_row, chunk.end.offset) if row not in bad_before]
+    rows = (chunk.first_row + batch.lines.of_documents()).tolist()
     texts = [column.texts.to_list() for column in batch.columns]
     for document, reason in reasons.items():
         of_keys = {}
@@ -65,11 +70,9 @@ def _rows(chunk: Chunk, batch: Batch, json_keys: tuple[str, ...], reasons: dict[
 
 def _lines(chunk: LinesChunk, batch: Batch, reasons: dict[int, str]) -> Iterator[BadLine]:
     lines = chunk.read()
-    bad_before = {line.offset for line in batch.bad_lines}
-    document, offset = 0, lines.offset
-    for index, line in enumerate(lines.data[lines.start : lines.end].tobytes().split(b"\n")):
-        if line and not line.isspace() and offset not in bad_before:
-            if document in reasons:
-                yield BadLine(chunk.source, offset, reasons[document], line, lines.numbered(index))
-            document += 1
-        offset += len(line) + 1
+    content = lines.data[lines.start : lines.end].tobytes().split(b"\n")
+    offsets = lines.offset + np.cumsum([0, *(len(line) + 1 for line in content)])
+    numbers = batch.lines.of_documents()
+    for document in sorted(reasons):
+        number = int(numbers[document])
+        yield BadLine(chunk.source, int(offsets[number]), reasons[document], content[number], lines.numbered(number))

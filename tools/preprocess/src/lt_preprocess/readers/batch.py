@@ -57,19 +57,22 @@ class ChunkLines(NamedTuple):
     total: int
     left_out: Sequence[int]
 
+    def of_documents(self) -> Lengths:
+        """Return the line number in the chunk, from 0, of each document."""
+        return np.delete(np.arange(self.total), self.left_out)
+
     def runs(self, first: int, last: int) -> list[tuple[int, int]]:
         """Return the first (document, line), from 0, of each run of documents `first` to before `last` on consecutive lines."""
         if first == last or not self.left_out:
             return [(first, first)] if first < last else []
-        lines = np.delete(np.arange(self.total), self.left_out)[first:last]
+        lines = self.of_documents()[first:last]
         begins = np.flatnonzero(np.diff(lines, prepend=-2) != 1)
         return list(zip((begins + first).tolist(), lines[begins].tolist(), strict=True))
 
     def without(self, documents: Iterable[int]) -> "ChunkLines":
         """Also exclude the lines of `documents`."""
-        gone = set(self.left_out)
-        lines = [line for line in range(self.total) if line not in gone]
-        return self._replace(left_out=sorted([*self.left_out, *(lines[document] for document in documents)]))
+        removed_lines = self.of_documents()[list(documents)]
+        return self._replace(left_out=sorted([*self.left_out, *removed_lines.tolist()]))
 
 
 class Batch(NamedTuple):
