@@ -11,12 +11,12 @@ import dataclasses
 import queue
 from collections.abc import Generator, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
-from lt_preprocess.pipeline.assembly import Documents, assemble
-from lt_preprocess.pipeline.special_token_filter import without_forbidden
+from lt_preprocess.documents.assembly import Documents
+from lt_preprocess.documents.recipe import Recipe
 from lt_preprocess.readers.batch import BadLine, ChunkLines
 from lt_preprocess.readers.chunks import Chunk, Position
 from lt_preprocess.tokenizers.base import Encoder
@@ -29,7 +29,8 @@ CHUNKS_IN_FLIGHT_PER_WORKER = 2
 class Encoded:
     """A chunk's encoded documents: one column per key, with equal numbers of documents.
 
-    `text_bytes` is the size in UTF-8; `end` is the position after the chunk; `lines` are the documents' lines.
+    `text_bytes` is the size in UTF-8; `end` is the position after the chunk; `lines` are the lines of its input. `sources` are
+    the documents in the input that the documents were cut from, None if none was cut; `empty_fields` as in `Batch`.
     """
 
     columns: list[Documents]
@@ -38,25 +39,73 @@ class Encoded:
     end: Position
     lines: ChunkLines
     kind: Kind
+    sources: npt.NDArray[np.int64] | None = None
+    empty_fields: npt.NDArray[np.bool_] | None = None
 
     @property
     def documents(self) -> int:
         return len(self.columns[0].sequences_per_document)
 
+    @property
+    def input_documents(self) -> int:
+        """The documents in the input, before they were cut."""
+        return self.documents if self.sources is None else self.lines.total - len(self.lines.left_out)
 
-def _encode(chunk: Chunk, json_keys: tuple[str, ...], encoder: Encoder, eod: int | None, dtype: np.dtype[Any]) -> Encoded:
-    batch = without_forbidden(chunk, chunk.batch(json_keys), json_keys, encoder)
-    columns = []
-    for texts, texts_per_document in batch.columns:
-        ids, text_lengths = encoder.encode(texts)
-        columns.append(assemble(ids, text_lengths, texts_per_document, eod, dtype))
+    @property
+    def tokens(self) -> int:
+        """The tokens of all columns."""
+        return sum(len(column.tokens) for column in self.columns)
+
+    def runs(self, first: int, last: int) -> list[tuple[int, int]]:
+        """Return the first (document, line), from 0, of each run of documents `first` to before `last` on consecutive lines."""
+        if first == last or (not self.lines.left_out and self.sources is None):
+            return [(first, first)] if first < last else []
+        lines = self.lines.of_documents()
+        lines = (lines if self.sources is None else lines[self.sources])[first:last]
+        begins = np.flatnonzero(np.diff(lines, prepend=-2) != 1)
+        return list(zip((begins + first).tolist(), lines[begins].tolist(), strict=True))
+
+    def within(self, input_documents: int | None, tokens: int | None) -> "Encoded":
+        """The first documents of the input, at most so many, that have at most so many tokens, and the lines up to the last.
+
+        The lines behind the last document are left out, so that the result does not depend on the bounds of chunks.
+        """
+        ends = self._ends()
+        count = len(ends) - 1 if input_documents is None else min(input_documents, len(ends) - 1)
+        if tokens is not None:
+            tokens_before = sum(column.tokens_before(ends) for column in self.columns)
+            count = min(count, int(np.searchsorted(tokens_before, tokens, side="right")) - 1)
+        if count == len(ends) - 1 and count != input_documents:
+            return self
+        last = int(ends[count])
+        lines = self.lines.before(int(self.lines.of_documents()[count - 1]) + 1 if count else 0)
+        return dataclasses.replace(
+            self,
+            columns=[column.before(last) for column in self.columns],
+            bad_lines=self.bad_lines[: len(lines.bad)],
+            lines=lines,
+            sources=None if self.sources is None else self.sources[:last],
+            empty_fields=None if self.empty_fields is None else self.empty_fields[:count],
+        )
+
+    def _ends(self) -> npt.NDArray[np.int64]:
+        """The number of documents before each document of the input, and of all."""
+        if self.sources is None:
+            return np.arange(self.documents + 1)
+        return np.searchsorted(self.sources, np.arange(self.input_documents + 1))
+
+
+def _encode(chunk: Chunk, recipe: Recipe, encoder: Encoder) -> Encoded:
+    batch = recipe.batch(chunk, encoder)
+    formed = [recipe.form.form(column, encoder) for column in batch.columns]
     text_bytes = sum(int(texts.offsets[-1]) for texts, _ in batch.columns)
-    return Encoded(columns, text_bytes, batch.bad_lines, chunk.end, batch.lines, chunk.kind)
+    columns = [documents for documents, _ in formed]
+    return Encoded(
+        columns, text_bytes, batch.bad_lines, chunk.end, batch.lines, chunk.kind, formed[0].sources, batch.empty_fields
+    )
 
 
-def encode(
-    chunks: Iterable[Chunk], encoders: Sequence[Encoder], json_keys: tuple[str, ...], eod: int | None, dtype: np.dtype[Any]
-) -> Generator[Encoded, None, None]:
+def encode(chunks: Iterable[Chunk], encoders: Sequence[Encoder], recipe: Recipe) -> Generator[Encoded, None, None]:
     """Encode chunks on one thread per encoder; yields one result per chunk, in order."""
     idle: queue.SimpleQueue[Encoder] = queue.SimpleQueue()
     for encoder in encoders:
@@ -65,7 +114,7 @@ def encode(
     def work(chunk: Chunk) -> Encoded:
         encoder = idle.get()
         try:
-            return _encode(chunk, json_keys, encoder, eod, dtype)
+            return _encode(chunk, recipe, encoder)
         finally:
             idle.put(encoder)
 

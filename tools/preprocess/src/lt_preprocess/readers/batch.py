@@ -4,10 +4,11 @@ A document is a string, or a list of strings whose items become separate sequenc
 out for all keys, so that the keys' datasets have the same documents.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from lt_preprocess.texts import Lengths, Texts
 
@@ -17,6 +18,11 @@ class Column(NamedTuple):
 
     texts: Texts
     texts_per_document: Lengths
+
+    def without(self, is_excluded: npt.NDArray[np.bool_]) -> "Column":
+        """The documents except those that `is_excluded` [documents] marks."""
+        texts = np.flatnonzero(np.repeat(is_excluded, self.texts_per_document))
+        return Column(self.texts.without(texts.tolist()), self.texts_per_document[~is_excluded])
 
 
 class BadLine(NamedTuple):
@@ -48,36 +54,58 @@ class BadLine(NamedTuple):
 
 
 class ChunkLines(NamedTuple):
-    """Which of the `total` lines of a chunk have a document: all but those `left_out`, ascending numbers from 0 in the chunk.
+    """Which of the `total` lines of a chunk have a document: all except `bad` and `blank` lines, ascending numbers from 0.
 
     The first line begins at byte `offset` of the decompressed content. Rows of Parquet files count as lines, a text as one.
     """
 
     offset: int
     total: int
-    left_out: Sequence[int]
+    bad: Sequence[int]
+    blank: Sequence[int] = ()
 
-    def runs(self, first: int, last: int) -> list[tuple[int, int]]:
-        """Return the first (document, line), from 0, of each run of documents `first` to before `last` on consecutive lines."""
-        if first == last or not self.left_out:
-            return [(first, first)] if first < last else []
-        lines = np.delete(np.arange(self.total), self.left_out)[first:last]
-        begins = np.flatnonzero(np.diff(lines, prepend=-2) != 1)
-        return list(zip((begins + first).tolist(), lines[begins].tolist(), strict=True))
+    @property
+    def left_out(self) -> Sequence[int]:
+        """The lines without a document, ascending."""
+        return sorted([*self.bad, *self.blank]) if self.blank else self.bad
+
+    def of_documents(self) -> npt.NDArray[np.int64]:
+        """The line of each document."""
+        return np.delete(np.arange(self.total), self.left_out) if self.left_out else np.arange(self.total)
 
     def without(self, documents: Iterable[int]) -> "ChunkLines":
-        """Also exclude the lines of `documents`."""
-        gone = set(self.left_out)
-        lines = [line for line in range(self.total) if line not in gone]
-        return self._replace(left_out=sorted([*self.left_out, *(lines[document] for document in documents)]))
+        """Also exclude the lines of `documents`, which become bad lines."""
+        lines = self.of_documents()
+        return self._replace(bad=sorted([*self.bad, *lines[list(documents)].tolist()]))
+
+    def before(self, line: int) -> "ChunkLines":
+        """The first `line` lines."""
+        bad, blank = ([number for number in numbers if number < line] for numbers in (self.bad, self.blank))
+        return ChunkLines(self.offset, line, bad, blank)
 
 
 class Batch(NamedTuple):
-    """A chunk's documents, in order: one column per key, with equal numbers of documents."""
+    """A chunk's documents, in order: one column per key, with equal numbers of documents. `bad_lines` belong to `lines.bad`.
+
+    `empty_fields` bool [documents, optional fields of the template]: which fields a document does not fill, if there is a
+    template.
+    """
 
     columns: list[Column]
     bad_lines: list[BadLine]
     lines: ChunkLines
+    empty_fields: npt.NDArray[np.bool_] | None = None
+
+    def without(self, documents: Collection[int], bad_lines: Sequence[BadLine]) -> "Batch":
+        """Leave out `documents`, whose lines become `bad_lines`."""
+        is_excluded = np.zeros(len(self.columns[0].texts_per_document), np.bool_)
+        is_excluded[list(documents)] = True
+        return Batch(
+            [column.without(is_excluded) for column in self.columns],
+            sorted([*self.bad_lines, *bad_lines], key=lambda line: line.offset),
+            self.lines.without(documents),
+            None if self.empty_fields is None else self.empty_fields[~is_excluded],
+        )
 
 
 def location(source: str, line: int | None, offset: int) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from lt_preprocess.readers import json_line, json_scan, utf8
+from lt_preprocess.readers import json_line, json_scan, text_keys, utf8
 from lt_preprocess.readers.batch import BadLine, Batch, ChunkLines, Column
 from lt_preprocess.readers.chunks import Lines
 from lt_preprocess.readers.json_scan import Keys, ScanResults
@@ -28,12 +28,12 @@ def json_lines(lines: Lines, source: str, json_keys: tuple[str, ...]) -> Batch:
     keys = _packed(json_keys)
     results = _allocated(len(json_keys), lines.end - lines.start)
     bad_lines: list[BadLine] = []
-    left_out: list[int] = []
+    bad: list[int] = []
     at = lines.start
     while True:
         at, outcome = json_scan.scan(lines.data, at, lines.end, keys, results)
         if outcome == json_scan.FINISHED:
-            return Batch(_columns(results), bad_lines, _chunk_lines(lines, results, left_out))
+            return Batch(_columns(results), bad_lines, _chunk_lines(lines, results, bad))
         if outcome == json_scan.FULL:
             results = _doubled(results)
             continue
@@ -45,7 +45,7 @@ def json_lines(lines: Lines, source: str, json_keys: tuple[str, ...]) -> Batch:
             except json_line.Unusable as reason:
                 number = _line_number(lines.first_line, int(results.counts[1]))
                 bad_lines.append(BadLine(source, lines.offset + at - lines.start, str(reason), line, number))
-                left_out.append(int(results.counts[1]))
+                bad.append(int(results.counts[1]))
         results.counts[1] += 1
         at = line_end + 1
 
@@ -57,7 +57,7 @@ def _chunk_lines(lines: Lines, results: ScanResults, bad: list[int]) -> ChunkLin
         return ChunkLines(lines.offset, count, bad)
     chunk_lines = lines.data[lines.start : lines.end].tobytes().split(b"\n")[:count]
     blank = [number for number, line in enumerate(chunk_lines) if not line or line.isspace()]
-    return ChunkLines(lines.offset, count, sorted([*bad, *blank]))
+    return ChunkLines(lines.offset, count, bad, sorted(set(blank).difference(bad)))
 
 
 def _line_number(first_line: Callable[[], int | None], lines_before: int) -> Callable[[], int | None]:
@@ -69,7 +69,7 @@ def _line_number(first_line: Callable[[], int | None], lines_before: int) -> Cal
 
 
 def _packed(json_keys: tuple[str, ...]) -> Keys:
-    encoded = [key.encode() for key in json_keys]
+    encoded = [text_keys.name_of(key).encode() for key in json_keys]
     return Keys(np.frombuffer(bytearray(b"".join(encoded)), np.uint8), np.cumsum([0, *map(len, encoded)]))
 
 

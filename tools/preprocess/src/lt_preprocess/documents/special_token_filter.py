@@ -1,23 +1,23 @@
-"""With `--special-tokens reject`, turn documents that contain the text of a special token into bad lines.
+"""Turn documents into bad lines: with `--special-tokens reject` those that contain the text of a special token.
 
-Few documents do, so their lines are located only when there are any: document i of a chunk is its i-th line, or row, that is
-neither blank nor already bad.
+A filter takes a chunk and its batch and returns the batch without some documents. Few documents are left out, so their lines are
+located only when there are any: document i of a chunk is its i-th line, or row, that is neither blank nor already bad.
 """
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
 
-from lt_preprocess.readers.batch import BadLine, Batch, Column
+from lt_preprocess.readers.batch import BadLine, Batch
 from lt_preprocess.readers.chunks import Chunk
 from lt_preprocess.readers.jsonl import LinesChunk
 from lt_preprocess.readers.plain_text import TextChunk
 from lt_preprocess.tokenizers.base import Encoder
 
 
-def without_forbidden(chunk: Chunk, batch: Batch, json_keys: tuple[str, ...], encoder: Encoder) -> Batch:
-    """The batch of a chunk without the documents that the encoder must not encode, whose lines become bad lines."""
+def without_forbidden(chunk: Chunk, batch: Batch, encoder: Encoder, json_keys: tuple[str, ...]) -> Batch:
+    """The batch of a chunk without the documents that the encoder must not encode."""
     reasons: dict[int, str] = {}
     for texts, texts_per_document in batch.columns:
         forbidden_tokens = encoder.forbidden(texts)
@@ -25,20 +25,15 @@ def without_forbidden(chunk: Chunk, batch: Batch, json_keys: tuple[str, ...], en
             document_of_text = np.repeat(np.arange(len(texts_per_document)), texts_per_document)
             for forbidden in forbidden_tokens:
                 reasons.setdefault(int(document_of_text[forbidden.text]), str(forbidden))
-    if not reasons:
-        return batch
-    bad_lines = [*batch.bad_lines, *_bad_lines(chunk, batch, json_keys, reasons)]
-    columns = [_without(column, reasons) for column in batch.columns]
-    return Batch(columns, sorted(bad_lines, key=lambda line: line.offset), batch.lines.without(reasons))
+    return without_documents(chunk, batch, json_keys, reasons)
 
 
-def _without(column: Column, documents: dict[int, str]) -> Column:
-    left_out = np.isin(np.arange(len(column.texts_per_document)), list(documents))
-    texts_left_out = np.flatnonzero(np.repeat(left_out, column.texts_per_document))
-    return Column(column.texts.without(texts_left_out.tolist()), column.texts_per_document[~left_out])
+def without_documents(chunk: Chunk, batch: Batch, json_keys: tuple[str, ...], reasons: Mapping[int, str]) -> Batch:
+    """The batch of a chunk without the documents that have a reason to be left out; their lines become bad lines."""
+    return batch.without(reasons.keys(), list(_bad_lines(chunk, batch, json_keys, reasons))) if reasons else batch
 
 
-def _bad_lines(chunk: Chunk, batch: Batch, json_keys: tuple[str, ...], reasons: dict[int, str]) -> Iterator[BadLine]:
+def _bad_lines(chunk: Chunk, batch: Batch, json_keys: tuple[str, ...], reasons: Mapping[int, str]) -> Iterator[BadLine]:
     if isinstance(chunk, LinesChunk):
         yield from _lines(chunk, batch, reasons)
     elif isinstance(chunk, TextChunk):
@@ -47,7 +42,7 @@ def _bad_lines(chunk: Chunk, batch: Batch, json_keys: tuple[str, ...], reasons: 
         yield from _rows(chunk, batch, json_keys, reasons)
 
 
-def _rows(chunk: Chunk, batch: Batch, json_keys: tuple[str, ...], reasons: dict[int, str]) -> Iterator[BadLine]:
+def _rows(chunk: Chunk, batch: Batch, json_keys: tuple[str, ...], reasons: Mapping[int, str]) -> Iterator[BadLine]:
     """Report Parquet rows as bad lines. A row has no raw bytes, so `raw` is a JSON line with the texts of the row."""
     from lt_preprocess.readers.parquet import RowsChunk
 
@@ -64,7 +59,7 @@ def _rows(chunk: Chunk, batch: Batch, json_keys: tuple[str, ...], reasons: dict[
         yield BadLine(chunk.source, rows[document], reason, raw, lambda row=rows[document]: row + 1, is_row=True)  # type: ignore[misc]
 
 
-def _lines(chunk: LinesChunk, batch: Batch, reasons: dict[int, str]) -> Iterator[BadLine]:
+def _lines(chunk: LinesChunk, batch: Batch, reasons: Mapping[int, str]) -> Iterator[BadLine]:
     lines = chunk.read()
     bad_before = {line.offset for line in batch.bad_lines}
     document, offset = 0, lines.offset
