@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from lt_preprocess.cli import datasets, document_options, megatron_options
+from lt_preprocess.cli import curation_options, datasets, document_options, megatron_options
 from lt_shared import console
 
 if TYPE_CHECKING:
@@ -39,6 +39,12 @@ class _Command(console.DefaultCommand):
     default=("text",),
     metavar="KEY",
     help="A key that holds text; it becomes a part of the file names. Repeat the option for one dataset per key.",
+)
+@click.option(
+    "--sample-by",
+    type=click.Choice(["document", "line"]),
+    default="document",
+    help="What a plain text (.txt) holds: one document, or a document a line.",
 )
 @click.option("--append-eod", is_flag=True, help="End every document with the tokenizer's end-of-document token.")
 @click.option(
@@ -77,6 +83,7 @@ class _Command(console.DefaultCommand):
 @click.option("--plain", is_flag=True, help="Print the bare prefixes instead of the manifest.")
 @click.option("--dry-run", is_flag=True, help="Check everything, print the plan as JSON, write nothing.")
 @document_options.document_options
+@curation_options.curation_options
 @megatron_options.megatron_options
 @console.version_option("lt-preprocess", "numpy", "numba", "pyarrow", "sentencepiece", "tokenizers", "s3fs")
 def command(
@@ -84,6 +91,7 @@ def command(
     tokenizer: str | None,
     output_prefix: str,
     json_keys: tuple[str, ...],
+    sample_by: Any,
     append_eod: bool,
     eod_token: str | None,
     special_tokens: Any,
@@ -96,13 +104,16 @@ def command(
     plain: bool,
     dry_run: bool,
     input: tuple[str, ...],
+    keep_length: tuple[str, ...],
+    keep_language: str | None,
+    decontaminate: tuple[str, ...],
     **further: Any,
 ) -> None:
     """Tokenize documents into indexed datasets that Megatron-LM, NeMo and lt-train read.
 
-    FILE is a file of JSON lines, Parquet or plain text (.txt), compressed or not (gzip, zstd, xz, bzip2), a directory of such
-    files, a glob pattern, a URL such as s3://bucket/key, @LIST for a file of names, or - for standard input. A manifest of what
-    was made goes to standard output.
+    FILE is a file of JSON lines, Parquet, plain text (.txt), CSV, WebDataset's tar or WARC texts, compressed or not (gzip, zstd,
+    xz, bzip2), a directory of such files, a glob pattern, a URL such as s3://bucket/key, @LIST for a file of names, or - for
+    standard input. A manifest of what was made goes to standard output.
     """
     if files and input:
         if click.get_current_context().get_parameter_source("input") != click.core.ParameterSource.ENVIRONMENT:
@@ -116,6 +127,7 @@ def command(
     from lt_preprocess.pipeline import journal, plan, run, sidecar
 
     workers = workers or len(os.sched_getaffinity(0))
+    rules = curation_options.rules(keep_length, keep_language, decontaminate)
     tokenizer_files, tokenizer_path = megatron_options.find_tokenizer(tokenizer, megatron)
     bos_token = document_options.bos_token(document)
     options = plan.Options(
@@ -126,6 +138,8 @@ def command(
         _slice(shard),
         max_shard_size,
         stream,
+        sample_by,
+        rules,
         **document_options.plan_options(document, json_keys),
     )
     run_plan = plan.plan([*files, *input], tokenizer_files, tokenizer_path, output_prefix, options, eod_token, bos_token)

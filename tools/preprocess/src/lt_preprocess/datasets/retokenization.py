@@ -23,6 +23,7 @@ from lt_preprocess.documents.fill_in_the_middle import FillInTheMiddle
 from lt_preprocess.documents.recipe import Recipe
 from lt_preprocess.readers import inputs, json_batch
 from lt_preprocess.readers.chunks import Position
+from lt_preprocess.readers.inputs import SampleBy
 from lt_preprocess.readers.slices import Slice
 from lt_shared.console import NoInput, Progress
 from lt_shared.contracts.manifest import Dataset
@@ -39,6 +40,10 @@ class _Origin(NamedTuple):
     sources: list[dict[str, Any]]
     options: dict[str, Any]
     column: int
+
+    @property
+    def sample_by(self) -> SampleBy:
+        return self.options.get("sample_by") or "document"
 
     @property
     def has_limit(self) -> bool:
@@ -74,7 +79,7 @@ def differences(dataset: Dataset, tokenizer: Path | None, sample: int) -> list[s
     with BlockReader(dataset.prefix) as reader, Progress("comparing", inputs.total_bytes(paths), "B") as progress:
         total = reader.documents
         sampled = np.sort(np.random.default_rng(0).choice(total, min(sample, total), replace=False, shuffle=False))
-        for chunk in inputs.chunks(paths, Slice(), Position(), progress.advance, made_by.json_keys):
+        for chunk in inputs.chunks(paths, Slice(), Position(), progress.advance, made_by.json_keys, origin.sample_by):
             column = made_by.batch(chunk, encoder).columns[origin.column]
             # How many documents a text is cut into is known when it is tokenized.
             documents = len(column.texts_per_document)

@@ -78,6 +78,7 @@ class Statistics:
         identity = dataset.tokenizer
         identity_text = f"{identity.name}, sha256 {identity.sha256[:12]}..., {identity.path}" if identity else "not known"
         vocabulary = f"{dataset.vocab_size:,} entries, end of document {dataset.eod}" if dataset.vocab_size else "not known"
+        removed = ", ".join(f"{count:,} {kind}" for kind, count in (dataset.removed or {}).items())
         lines = [
             dataset.prefix,
             f"  documents   {shape.documents:,}",
@@ -88,6 +89,7 @@ class Statistics:
             *([f"  options     {', '.join(options)}"] if (options := list(self._named_options())) else []),
             f"  length      {self.shortest:,} to {self.longest:,} tokens a document, "
             f"mean {shape.tokens / max(shape.documents, 1):,.1f}",
+            *([f"  removed     {removed}"] if removed else []),
             "",
             "  tokens a document          documents        tokens",
         ]

@@ -10,7 +10,8 @@ from lt_preprocess.documents import assembly, splitting
 from lt_preprocess.documents.assembly import Documents
 from lt_preprocess.documents.fill_in_the_middle import FillInTheMiddle
 from lt_preprocess.readers.batch import Column
-from lt_preprocess.tokenizers.base import Encoder
+from lt_preprocess.texts import Lengths, Texts
+from lt_preprocess.tokenizers.base import Encoder, Ids
 from lt_shared.console import UsageError
 
 
@@ -40,15 +41,20 @@ class DocumentForm:
         assert self.most_tokens is not None
         return self.most_tokens - (self.bos is not None) - (self.eod is not None)
 
-    def form(self, column: Column, encoder: Encoder) -> Formed:
-        """Encode the texts of documents and assemble them."""
-        texts, texts_per_document = column
-        ids, text_lengths = encoder.encode(texts) if self.fim is None else self.fim.encode(texts, encoder)
+    def encode(self, texts: Texts, encoder: Encoder) -> tuple[Ids, Lengths]:
+        """As `Encoder.encode`, with texts rearranged for infilling."""
+        return encoder.encode(texts) if self.fim is None else self.fim.encode(texts, encoder)
+
+    def assemble(self, ids: Ids, text_lengths: Lengths, texts_per_document: Lengths) -> Formed:
+        """Make documents of the token ids of texts, and cut long ones."""
         sources = None
         if self.most_tokens is not None:
             text_lengths, texts_per_document, sources = splitting.cut(text_lengths, texts_per_document, self._capacity)
-        documents = assembly.assemble(ids, text_lengths, texts_per_document, self.eod, self.dtype, self.bos)
-        return Formed(documents, sources)
+        return Formed(assembly.assemble(ids, text_lengths, texts_per_document, self.eod, self.dtype, self.bos), sources)
+
+    def form(self, column: Column, encoder: Encoder) -> Formed:
+        """Encode the texts of documents and assemble them."""
+        return self.assemble(*self.encode(column.texts, encoder), column.texts_per_document)
 
     def prepare(self) -> None:
         """Compile the kernels, so that threads do not wait for each other."""

@@ -1,11 +1,11 @@
 """Turn documents into bad lines: with `--special-tokens reject` those that contain the text of a special token.
 
-A filter takes a chunk and its batch and returns the batch without some documents. Few documents are left out, so their lines are
-located only when there are any: document i of a chunk is its i-th line, or row, that is neither blank nor already bad.
+Few documents are left out, so their lines are located only when there are any: document i of a chunk is its i-th line, or row,
+that is not left out.
 """
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -13,6 +13,7 @@ from lt_preprocess.readers.batch import BadLine, Batch
 from lt_preprocess.readers.chunks import Chunk
 from lt_preprocess.readers.jsonl import LinesChunk
 from lt_preprocess.readers.plain_text import TextChunk
+from lt_preprocess.readers.records import RowChunk
 from lt_preprocess.tokenizers.base import Encoder
 
 
@@ -28,12 +29,16 @@ def without_forbidden(chunk: Chunk, batch: Batch, encoder: Encoder, json_keys: t
     return without_documents(chunk, batch, json_keys, reasons)
 
 
-def without_documents(chunk: Chunk, batch: Batch, json_keys: tuple[str, ...], reasons: Mapping[int, str]) -> Batch:
+def without_documents(chunk: Chunk, batch: Batch, json_keys: tuple[str, ...], reasons: dict[int, str]) -> Batch:
     """The batch of a chunk without the documents that have a reason to be left out; their lines become bad lines."""
-    return batch.without(reasons.keys(), list(_bad_lines(chunk, batch, json_keys, reasons))) if reasons else batch
+    if not reasons:
+        return batch
+    bad_lines = [*batch.bad_lines, *bad_lines_of(chunk, batch, json_keys, reasons)]
+    return batch.without(reasons)._replace(bad_lines=sorted(bad_lines, key=lambda line: line.offset))
 
 
-def _bad_lines(chunk: Chunk, batch: Batch, json_keys: tuple[str, ...], reasons: Mapping[int, str]) -> Iterator[BadLine]:
+def bad_lines_of(chunk: Chunk, batch: Batch, json_keys: tuple[str, ...], reasons: dict[int, str]) -> Iterator[BadLine]:
+    """Locate the lines of some documents in a chunk; `reasons` has the documents' numbers in the batch."""
     if isinstance(chunk, LinesChunk):
         yield from _lines(chunk, batch, reasons)
     elif isinstance(chunk, TextChunk):
@@ -42,13 +47,10 @@ def _bad_lines(chunk: Chunk, batch: Batch, json_keys: tuple[str, ...], reasons: 
         yield from _rows(chunk, batch, json_keys, reasons)
 
 
-def _rows(chunk: Chunk, batch: Batch, json_keys: tuple[str, ...], reasons: Mapping[int, str]) -> Iterator[BadLine]:
-    """Report Parquet rows as bad lines. A row has no raw bytes, so `raw` is a JSON line with the texts of the row."""
-    from lt_preprocess.readers.parquet import RowsChunk
-
-    assert isinstance(chunk, RowsChunk)
-    bad_before = {row.offset for row in batch.bad_lines}
-    rows = [row for row in range(chunk.first_row, chunk.end.offset) if row not in bad_before]
+def _rows(chunk: Chunk, batch: Batch, json_keys: tuple[str, ...], reasons: dict[int, str]) -> Iterator[BadLine]:
+    """Report rows as bad lines. A row has no raw bytes, so `raw` is a JSON line with the texts of the row."""
+    assert isinstance(chunk, RowChunk)
+    rows = (chunk.first_row + batch.lines.of_documents()).tolist()
     texts = [column.texts.to_list() for column in batch.columns]
     for document, reason in reasons.items():
         of_keys = {}
@@ -59,21 +61,11 @@ def _rows(chunk: Chunk, batch: Batch, json_keys: tuple[str, ...], reasons: Mappi
         yield BadLine(chunk.source, rows[document], reason, raw, lambda row=rows[document]: row + 1, is_row=True)  # type: ignore[misc]
 
 
-def _lines(chunk: LinesChunk, batch: Batch, reasons: Mapping[int, str]) -> Iterator[BadLine]:
+def _lines(chunk: LinesChunk, batch: Batch, reasons: dict[int, str]) -> Iterator[BadLine]:
     lines = chunk.read()
-    bad_before = {line.offset for line in batch.bad_lines}
-    document, offset = 0, lines.offset
-    for index, line in enumerate(lines.data[lines.start : lines.end].tobytes().split(b"\n")):
-        if line and not line.isspace() and offset not in bad_before:
-            if document in reasons:
-                yield BadLine(chunk.source, offset, reasons[document], line, _number(lines.first_line, index))
-            document += 1
-        offset += len(line) + 1
-
-
-def _number(first_line: Callable[[], int | None], lines_before: int) -> Callable[[], int | None]:
-    def line_number() -> int | None:
-        first = first_line()
-        return None if first is None else first + lines_before
-
-    return line_number
+    content = lines.data[lines.start : lines.end].tobytes().split(b"\n")
+    offsets = lines.offset + np.cumsum([0, *(len(line) + 1 for line in content)])
+    numbers = batch.lines.of_documents()
+    for document in sorted(reasons):
+        number = int(numbers[document])
+        yield BadLine(chunk.source, int(offsets[number]), reasons[document], content[number], lines.numbered(number))

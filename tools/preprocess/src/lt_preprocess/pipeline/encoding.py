@@ -8,17 +8,22 @@ depend on the number of threads.
 import collections
 import contextlib
 import dataclasses
+import functools
 import queue
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np
 import numpy.typing as npt
 
+from lt_preprocess.curation.rules import Curator
 from lt_preprocess.documents.assembly import Documents
 from lt_preprocess.documents.recipe import Recipe
+from lt_preprocess.pipeline.removals import NOTHING_REMOVED, Removed, curate, curate_by_tokens
 from lt_preprocess.readers.batch import BadLine, ChunkLines
 from lt_preprocess.readers.chunks import Chunk, Position
+from lt_preprocess.readers.jsonl import LinesChunk
+from lt_preprocess.readers.records import RowChunk
 from lt_preprocess.tokenizers.base import Encoder
 from lt_shared.data.document_origins.origins import Kind
 
@@ -39,6 +44,8 @@ class Encoded:
     end: Position
     lines: ChunkLines
     kind: Kind
+    offset_of_line: Callable[[int], int]
+    removed: Removed = NOTHING_REMOVED
     sources: npt.NDArray[np.int64] | None = None
     empty_fields: npt.NDArray[np.bool_] | None = None
 
@@ -78,12 +85,14 @@ class Encoded:
         if count == len(ends) - 1 and count != input_documents:
             return self
         last = int(ends[count])
-        lines = self.lines.before(int(self.lines.of_documents()[count - 1]) + 1 if count else 0)
+        line = int(self.lines.of_documents()[count - 1]) + 1 if count else 0
+        offset = None if line == self.lines.total else self.offset_of_line(line)
         return dataclasses.replace(
             self,
             columns=[column.before(last) for column in self.columns],
-            bad_lines=self.bad_lines[: len(lines.bad)],
-            lines=lines,
+            bad_lines=[bad for bad in self.bad_lines if offset is None or bad.offset < offset],
+            lines=self.lines.before(line),
+            removed=self.removed.before(line),
             sources=None if self.sources is None else self.sources[:last],
             empty_fields=None if self.empty_fields is None else self.empty_fields[:count],
         )
@@ -95,18 +104,45 @@ class Encoded:
         return np.searchsorted(self.sources, np.arange(self.input_documents + 1))
 
 
-def _encode(chunk: Chunk, recipe: Recipe, encoder: Encoder) -> Encoded:
+def _encode(chunk: Chunk, recipe: Recipe, encoder: Encoder, curator: Curator | None) -> Encoded:
     batch = recipe.batch(chunk, encoder)
-    formed = [recipe.form.form(column, encoder) for column in batch.columns]
-    text_bytes = sum(int(texts.offsets[-1]) for texts, _ in batch.columns)
-    columns = [documents for documents, _ in formed]
+    removed = NOTHING_REMOVED
+    if curator is not None:
+        batch, removed = curate(chunk, batch, recipe.json_keys, curator)
+    encoded = [recipe.form.encode(texts, encoder) for texts, _ in batch.columns]
+    if curator is not None and curator.has_token_limits:
+        batch, encoded, removed = curate_by_tokens(chunk, batch, encoded, recipe.json_keys, curator, removed)
+    formed = [
+        recipe.form.assemble(ids, text_lengths, texts_per_document)
+        for (ids, text_lengths), (_, texts_per_document) in zip(encoded, batch.columns, strict=True)
+    ]
     return Encoded(
-        columns, text_bytes, batch.bad_lines, chunk.end, batch.lines, chunk.kind, formed[0].sources, batch.empty_fields
+        [documents for documents, _ in formed],
+        sum(int(texts.offsets[-1]) for texts, _ in batch.columns),
+        batch.bad_lines,
+        chunk.end,
+        batch.lines,
+        chunk.kind,
+        functools.partial(_offset_of_line, chunk),
+        removed,
+        formed[0].sources,
+        batch.empty_fields,
     )
 
 
-def encode(chunks: Iterable[Chunk], encoders: Sequence[Encoder], recipe: Recipe) -> Generator[Encoded, None, None]:
-    """Encode chunks on one thread per encoder; yields one result per chunk, in order."""
+def _offset_of_line(chunk: Chunk, line: int) -> int:
+    """The offset that a bad line with this number in the chunk, from 0, would have."""
+    if isinstance(chunk, LinesChunk):
+        lines = chunk.read()
+        breaks = np.flatnonzero(lines.data[lines.start : lines.end] == ord("\n"))
+        return lines.offset + (int(breaks[line - 1]) + 1 if line else 0)
+    return chunk.first_row + line if isinstance(chunk, RowChunk) else line
+
+
+def encode(
+    chunks: Iterable[Chunk], encoders: Sequence[Encoder], recipe: Recipe, curator: Curator | None = None
+) -> Generator[Encoded, None, None]:
+    """Encode chunks on one thread per encoder; yields one result per chunk, in order. `curator` removes documents."""
     idle: queue.SimpleQueue[Encoder] = queue.SimpleQueue()
     for encoder in encoders:
         idle.put(encoder)
@@ -114,7 +150,7 @@ def encode(chunks: Iterable[Chunk], encoders: Sequence[Encoder], recipe: Recipe)
     def work(chunk: Chunk) -> Encoded:
         encoder = idle.get()
         try:
-            return _encode(chunk, recipe, encoder)
+            return _encode(chunk, recipe, encoder, curator)
         finally:
             idle.put(encoder)
 

@@ -20,10 +20,12 @@ from typing import Any, Literal
 
 import numpy as np
 
+from lt_preprocess.curation.rules import NO_RULES, Rules
 from lt_preprocess.documents import recipe as recipes
 from lt_preprocess.documents.document_form import DocumentForm
 from lt_preprocess.documents.fill_in_the_middle import FillInTheMiddle
 from lt_preprocess.readers import inputs, text_template
+from lt_preprocess.readers.inputs import SampleBy
 from lt_preprocess.readers.slices import Slice
 from lt_preprocess.tokenizers import beginning_of_document
 from lt_preprocess.tokenizers import loading as tokenizers
@@ -62,6 +64,8 @@ class Options:
     shard: Slice | None = None
     max_shard_bytes: int | None = None
     stream: bool = False
+    sample_by: SampleBy = "document"
+    rules: Rules = NO_RULES
     template: str | None = None
     bos: int | None = None
     max_document_tokens: int | None = None
@@ -71,10 +75,11 @@ class Options:
     dtype: TokenType | None = None
 
     def to_record(self) -> dict[str, Any]:
-        """Leave out options that are off and newer than `max_shard_bytes`, so that older fingerprints stay valid."""
+        """Leave out newer options that have their default, so that older fingerprints stay valid."""
         record = dataclasses.asdict(self)
-        older = ("json_keys", "append_eod", "on_error", "special_tokens", "shard", "max_shard_bytes")
-        return {name: value for name, value in record.items() if name in older or value not in (None, False)}
+        del record["rules"]
+        newer = {name: value for name, value in record.items() if name not in _NEWER or value != _NEWER[name]}
+        return newer | self.rules.to_record()
 
     @property
     def has_parts(self) -> bool:
@@ -84,6 +89,12 @@ class Options:
         """The most tokens that a part may have, None for all: it depends on the text alone, never on time."""
         stated = None if self.max_shard_bytes is None else self.max_shard_bytes // token_bytes
         return min(stated or LARGEST_PART_TOKENS, FIRST_PART_TOKENS << min(part, 32)) if self.stream else stated
+
+
+_NEWER = {"stream": False, "sample_by": "document"} | dict.fromkeys(
+    ("template", "bos", "max_document_tokens", "limit_documents", "limit_tokens", "fim", "dtype")
+)
+"""Options that older versions did not have, with their defaults."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,6 +111,7 @@ class Plan:
     tokenizer: Tokenizer
     identity: manifest.Tokenizer
     options: Options
+    rules_fingerprint: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     @property
     def dtype(self) -> str:
@@ -137,7 +149,7 @@ class Plan:
         """None with standard input or a pipe: nobody can tell whether it is the same again."""
         if self.sources is None:
             return None
-        options = self.options.to_record()
+        options = self.options.to_record() | self.rules_fingerprint
         del options["on_error"]
         record = {
             "v": RESULT_VERSION,
@@ -243,7 +255,7 @@ def plan(
     if options.shard is not None:
         prefix = f"{prefix}-{options.shard.index:05d}-of-{options.shard.count:05d}"
     _check_that_no_input_is_an_output(paths, prefix, options)
-    return Plan(prefix, paths, sources, loaded, tokenizers.identity(files, tokenizer_path), options)
+    return Plan(prefix, paths, sources, loaded, tokenizers.identity(files, tokenizer_path), options, options.rules.fingerprint())
 
 
 def _given_twice(paths: Sequence[str]) -> str | None:

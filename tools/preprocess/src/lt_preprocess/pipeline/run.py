@@ -14,7 +14,8 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Self
 
 from lt_preprocess.compiler import jit
-from lt_preprocess.pipeline import encoding, journal
+from lt_preprocess.curation.rules import NO_RULES, Curator
+from lt_preprocess.pipeline import encoding, journal, removals
 from lt_preprocess.pipeline.encoding import Encoded
 from lt_preprocess.pipeline.journal import Journal
 from lt_preprocess.pipeline.origin_rows import NOTHING_READ
@@ -102,6 +103,8 @@ class _Run:
         documents_made = sum(dataset.documents or 0 for dataset in self._made) // len(self._plan.options.json_keys)
         tokens_made = sum(dataset.tokens or 0 for dataset in self._made)
         note(f"{documents_made:,} documents, {tokens_made:,} tokens, {self._state.text_bytes / 1e6:,.1f} MB of text")
+        if self._state.removed:
+            note(f"removed documents: {removals.in_words(self._state.removed)}")
         return self._made
 
     def _note_where_it_resumes(self) -> None:
@@ -115,11 +118,16 @@ class _Run:
 
     def _tokenize(self, workers: int) -> None:
         plan = self._plan
+        curator = None if plan.options.rules == NO_RULES else Curator(plan.options.rules)
         encoders = _prepared_encoders(plan, workers)
+        if curator is not None:
+            jit.apart(curator.prepare)
         part = plan.options.shard or Slice()
-        with Progress("tokenizing", inputs.total_bytes(plan.paths, part), "B") as progress:
-            chunks = inputs.chunks(plan.paths, part, self._state.position, progress.advance, plan.recipe.json_keys)
-            results = encoding.encode(chunks, encoders, plan.recipe)
+        with Progress("tokenizing", inputs.total_bytes(plan.paths, part, plan.options.sample_by), "B") as progress:
+            chunks = inputs.chunks(
+                plan.paths, part, self._state.position, progress.advance, plan.recipe.json_keys, plan.options.sample_by
+            )
+            results = encoding.encode(chunks, encoders, plan.recipe, curator)
             with contextlib.closing(results):
                 for encoded in results:
                     if not self._take_within_limits(encoded):
@@ -159,6 +167,9 @@ class _Run:
         self._part.append(columns, encoded, lines, written)
         if self._plan.options.on_error == "quarantine":
             self._part.quarantine(encoded.bad_lines)
+        if encoded.removed.counts:
+            part_counts = removals.subtracted(self._state.removed, self._state.removed_before)
+            self._part.quarantine(encoded.removed.examples(removals.remaining_examples(part_counts, encoded.removed.counts)))
         self._state = dataclasses.replace(
             self._state.with_input(encoded.end.input),
             position=encoded.end,
@@ -166,6 +177,7 @@ class _Run:
             taken=left_to_skip,
             text_bytes=self._state.text_bytes + encoded.text_bytes,
             bad_lines=self._state.bad_lines + len(encoded.bad_lines),
+            removed=removals.added(self._state.removed, encoded.removed.counts),
             reported=(*self._state.reported, *_named(encoded.bad_lines))[:REPORTED_LINES],
             input_documents=self._state.input_documents + encoded.input_documents,
             tokens=self._state.tokens + encoded.tokens,
@@ -230,6 +242,8 @@ class _Run:
         """A shard may be empty: what counts there is that all shards are complete."""
         if self._state.part == 0 and self._plan.options.shard is None and not any(extent.tokens for extent in self._part.extents):
             names, count = _names(self._plan.paths), self._part.extents[0].documents
+            if count == 0 and self._state.removed:
+                raise NoInput(f"{names}: every document was removed: {removals.in_words(self._state.removed)}", "relax the rules")
             if count == 0 and self._plan.options.limit_tokens is not None:
                 raise NoInput(f"{names}: no document within --limit-tokens {self._plan.options.limit_tokens}", "raise the limit")
             if count == 0:

@@ -62,7 +62,10 @@ def content(
         "sources": _sources(plan, state),
         "options": options,
         KEY: origins,
-        "counts": extent.counts() | {"bad_lines": state.bad_lines - state.bad_lines_before} | _empty_fields(plan, state),
+        "counts": extent.counts()
+        | {"bad_lines": state.bad_lines - state.bad_lines_before}
+        | ({} if dataset.removed is None else {"removed": dataset.removed})
+        | _empty_fields(plan, state),
         "made_by": {"python": platform.python_version()} | installed_versions(("lt-preprocess", *PACKAGES)),
     }
     return manifest.sidecar_content(record)

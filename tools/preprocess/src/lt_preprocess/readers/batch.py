@@ -20,7 +20,7 @@ class Column(NamedTuple):
     texts_per_document: Lengths
 
     def without(self, is_excluded: npt.NDArray[np.bool_]) -> "Column":
-        """The documents except those that `is_excluded` [documents] marks."""
+        """Copy the documents except those that `is_excluded` [documents] marks."""
         texts = np.flatnonzero(np.repeat(is_excluded, self.texts_per_document))
         return Column(self.texts.without(texts.tolist()), self.texts_per_document[~is_excluded])
 
@@ -54,38 +54,31 @@ class BadLine(NamedTuple):
 
 
 class ChunkLines(NamedTuple):
-    """Which of the `total` lines of a chunk have a document: all except `bad` and `blank` lines, ascending numbers from 0.
+    """Which of the `total` lines of a chunk have a document: all but those `left_out`, ascending numbers from 0 in the chunk.
 
     The first line begins at byte `offset` of the decompressed content. Rows of Parquet files count as lines, a text as one.
     """
 
     offset: int
     total: int
-    bad: Sequence[int]
-    blank: Sequence[int] = ()
+    left_out: Sequence[int]
 
-    @property
-    def left_out(self) -> Sequence[int]:
-        """The lines without a document, ascending."""
-        return sorted([*self.bad, *self.blank]) if self.blank else self.bad
-
-    def of_documents(self) -> npt.NDArray[np.int64]:
-        """The line of each document."""
-        return np.delete(np.arange(self.total), self.left_out) if self.left_out else np.arange(self.total)
+    def of_documents(self) -> Lengths:
+        """Return the line number in the chunk, from 0, of each document."""
+        return np.delete(np.arange(self.total), self.left_out)
 
     def without(self, documents: Iterable[int]) -> "ChunkLines":
-        """Also exclude the lines of `documents`, which become bad lines."""
-        lines = self.of_documents()
-        return self._replace(bad=sorted([*self.bad, *lines[list(documents)].tolist()]))
+        """Also exclude the lines of `documents`."""
+        removed_lines = self.of_documents()[list(documents)]
+        return self._replace(left_out=sorted([*self.left_out, *removed_lines.tolist()]))
 
     def before(self, line: int) -> "ChunkLines":
         """The first `line` lines."""
-        bad, blank = ([number for number in numbers if number < line] for numbers in (self.bad, self.blank))
-        return ChunkLines(self.offset, line, bad, blank)
+        return ChunkLines(self.offset, line, [number for number in self.left_out if number < line])
 
 
 class Batch(NamedTuple):
-    """A chunk's documents, in order: one column per key, with equal numbers of documents. `bad_lines` belong to `lines.bad`.
+    """A chunk's documents, in order: one column per key, with equal numbers of documents.
 
     `empty_fields` bool [documents, optional fields of the template]: which fields a document does not fill, if there is a
     template.
@@ -96,13 +89,13 @@ class Batch(NamedTuple):
     lines: ChunkLines
     empty_fields: npt.NDArray[np.bool_] | None = None
 
-    def without(self, documents: Collection[int], bad_lines: Sequence[BadLine]) -> "Batch":
-        """Leave out `documents`, whose lines become `bad_lines`."""
+    def without(self, documents: Collection[int]) -> "Batch":
+        """Copy the batch except for some documents and their lines."""
         is_excluded = np.zeros(len(self.columns[0].texts_per_document), np.bool_)
         is_excluded[list(documents)] = True
         return Batch(
             [column.without(is_excluded) for column in self.columns],
-            sorted([*self.bad_lines, *bad_lines], key=lambda line: line.offset),
+            self.bad_lines,
             self.lines.without(documents),
             None if self.empty_fields is None else self.empty_fields[~is_excluded],
         )

@@ -3,8 +3,6 @@
 Lines that the scan does not understand go to a JSON parser one by one; those that no parser accepts are reported as bad.
 """
 
-from collections.abc import Callable
-
 import numpy as np
 
 from lt_preprocess.readers import json_line, json_scan, text_keys, utf8
@@ -28,12 +26,12 @@ def json_lines(lines: Lines, source: str, json_keys: tuple[str, ...]) -> Batch:
     keys = _packed(json_keys)
     results = _allocated(len(json_keys), lines.end - lines.start)
     bad_lines: list[BadLine] = []
-    bad: list[int] = []
+    left_out: list[int] = []
     at = lines.start
     while True:
         at, outcome = json_scan.scan(lines.data, at, lines.end, keys, results)
         if outcome == json_scan.FINISHED:
-            return Batch(_columns(results), bad_lines, _chunk_lines(lines, results, bad))
+            return Batch(_columns(results), bad_lines, _chunk_lines(lines, results, left_out))
         if outcome == json_scan.FULL:
             results = _doubled(results)
             continue
@@ -43,9 +41,9 @@ def json_lines(lines: Lines, source: str, json_keys: tuple[str, ...]) -> Batch:
             try:
                 results = _with_document(results, json_line.texts_of(line, json_keys))
             except json_line.Unusable as reason:
-                number = _line_number(lines.first_line, int(results.counts[1]))
+                number = lines.numbered(int(results.counts[1]))
                 bad_lines.append(BadLine(source, lines.offset + at - lines.start, str(reason), line, number))
-                bad.append(int(results.counts[1]))
+                left_out.append(int(results.counts[1]))
         results.counts[1] += 1
         at = line_end + 1
 
@@ -57,15 +55,7 @@ def _chunk_lines(lines: Lines, results: ScanResults, bad: list[int]) -> ChunkLin
         return ChunkLines(lines.offset, count, bad)
     chunk_lines = lines.data[lines.start : lines.end].tobytes().split(b"\n")[:count]
     blank = [number for number, line in enumerate(chunk_lines) if not line or line.isspace()]
-    return ChunkLines(lines.offset, count, bad, sorted(set(blank).difference(bad)))
-
-
-def _line_number(first_line: Callable[[], int | None], lines_before: int) -> Callable[[], int | None]:
-    def line_number() -> int | None:
-        first = first_line()
-        return None if first is None else first + lines_before
-
-    return line_number
+    return ChunkLines(lines.offset, count, sorted([*bad, *blank]))
 
 
 def _packed(json_keys: tuple[str, ...]) -> Keys:
