@@ -67,7 +67,7 @@ OPTIONS: tuple[Callable[[Any], Any], ...] = (
         cls=DocumentOption,
         type=Count(),
         metavar="N",
-        help="Stop after the first N documents of the input, for a sample; of each --shard.",
+        help="Stop after the first N documents of the input, for a sample; with --shard, of the shard.",
     ),
     click.option(
         "--limit-tokens",

@@ -1,8 +1,8 @@
 """Rearrange documents for infilling: prefix, suffix, middle instead of prefix, middle, suffix.
 
 The rule is published by Bavarian et al. (arXiv 2207.14255) for whole documents and by the code of StarCoder and Megatron-LM. A
-text is transformed with probability `rate`. Two places are drawn uniformly among its characters and cut it into three parts, each
-of which may be empty and is tokenized for itself. Then, with probability `spm_rate`, the suffix comes first:
+text is transformed with probability `rate`. Two places are drawn uniformly among its characters and cut it into three parts, which
+may be empty and are tokenized one by one. Then, with probability `spm_rate`, the suffix comes first:
 
     PSM     PREFIX prefix SUFFIX suffix MIDDLE middle
     SPM     PREFIX SUFFIX suffix MIDDLE prefix middle
@@ -114,7 +114,7 @@ class FillInTheMiddle:
         return np.concatenate([np.zeros(0, np.int32), *rearranged]), text_lengths
 
     def _arrangement(self, text: bytes) -> tuple[list[bytes], bool] | None:
-        """Prefix, middle and suffix of a text, and whether the suffix comes first; None for a text that stays as it is."""
+        """Prefix, middle and suffix of a text, and whether the suffix comes first; None for an unchanged text."""
         key = self.seed.to_bytes(8, "little")
         digest = hashlib.blake2b(text, digest_size=SEED_BYTES, key=key).digest()
         random = np.random.RandomState(int.from_bytes(digest, "little"))

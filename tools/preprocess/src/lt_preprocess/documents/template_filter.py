@@ -1,4 +1,4 @@
-"""Make one text of the fields of each document, by a template."""
+"""Join the fields of documents to one text, by a template."""
 
 import numpy as np
 

@@ -60,11 +60,11 @@ class Encoded:
 
     @property
     def tokens(self) -> int:
-        """The tokens of all columns."""
+        """The tokens in every column, summed."""
         return sum(len(column.tokens) for column in self.columns)
 
     def runs(self, first: int, last: int) -> list[tuple[int, int]]:
-        """Return the first (document, line), from 0, of each run of documents `first` to before `last` on consecutive lines."""
+        """Return where the documents `first` to before `last` begin a run on consecutive lines: (document, line), from 0."""
         if first == last or (not self.lines.left_out and self.sources is None):
             return [(first, first)] if first < last else []
         lines = self.lines.of_documents()
@@ -98,7 +98,7 @@ class Encoded:
         )
 
     def _ends(self) -> npt.NDArray[np.int64]:
-        """The number of documents before each document of the input, and of all."""
+        """How many documents precede an input document, for all input documents and for their end."""
         if self.sources is None:
             return np.arange(self.documents + 1)
         return np.searchsorted(self.sources, np.arange(self.input_documents + 1))

@@ -26,7 +26,7 @@ Encodings = list[tuple[Ids, Lengths]]
 class Removed(NamedTuple):
     """How many documents of a chunk were removed, by kind. `examples` locates the first ones, as many as asked for by kind.
 
-    `lines` are those of the documents, by kind, ascending; `parts` are the removals that a sum was made of.
+    `lines` has the documents' lines, by kind, ascending; `parts` are the removals that a sum was made of.
     """
 
     counts: Counts

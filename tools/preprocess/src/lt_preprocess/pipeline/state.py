@@ -13,7 +13,7 @@ class State:
     """The data on disk. Reading resumes at `position`, before which the input has `lines`.
 
     The first `taken` documents after `position` have been written. Before it there were `input_documents` documents, whose
-    `tokens` are those of all keys together; `empty_fields` counts the documents that do not fill each optional field of the
+    `tokens` in the datasets of the keys together; `empty_fields` counts the documents that do not fill each optional field of the
     template.
 
     `part` is being written. It has `extents`, one for each key, and `quarantine_bytes` and `origin_bytes` with these CRC-32, from

@@ -1,4 +1,4 @@
-"""Keys as readers take them: keys or paths of a record (`key_paths`), each of which may be optional.
+"""Keys as readers take them: keys or paths of a record (`key_paths`), optional ones marked.
 
 A key that ends with a null character is optional: such a record may lack it or hold null. The fields of templates become such
 keys; nobody can type one.

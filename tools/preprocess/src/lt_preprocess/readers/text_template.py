@@ -1,7 +1,7 @@
 r"""The text of a document made of several fields: `{title}\n\n{body.text}`.
 
-Outside of fields, `{{` and `}}` are braces, and `\n`, `\t` and `\\` a line break, a tab and a backslash, because a shell passes
-them as they are. `{NAME}` is a field that a document must have, `{NAME?}` one that may be missing, null or empty; NAME is a key
+Outside of fields, `{{` and `}}` are braces, and `\n`, `\t` and `\\` a line break, a tab and a backslash, because a shell does not
+translate them. `{NAME}` is a field that a document must have, `{NAME?}` one that may be missing, null or empty; NAME is a key
 or a path (`text_keys`), and in it `\}` and `\?` are the characters themselves.
 """
 
@@ -20,7 +20,7 @@ _ESCAPES = {"n": "\n", "t": "\t", "\\": "\\", "{": "{", "}": "}"}
 
 @dataclasses.dataclass(frozen=True)
 class Template:
-    """`parts` are texts (bytes, UTF-8) and numbers of fields; `fields` are their names, and which of them are optional."""
+    """`parts` are texts (bytes, UTF-8) and numbers of fields; `fields` are the names."""
 
     parts: tuple[bytes | int, ...]
     fields: tuple[str, ...]
@@ -39,7 +39,7 @@ class Template:
         return tuple(field for field, optional in zip(self.fields, self.is_optional, strict=True) if optional)
 
     def fill(self, values: list[bytes]) -> bytes:
-        """The text with the values of all fields, in UTF-8."""
+        """Put the values into the text, in UTF-8."""
         return b"".join(values[part] if isinstance(part, int) else part for part in self.parts)
 
 
