@@ -1,8 +1,8 @@
 """Rearrange documents for infilling: prefix, suffix, middle instead of prefix, middle, suffix.
 
 The rule is published by Bavarian et al. (arXiv 2207.14255) for whole documents and by the code of StarCoder and Megatron-LM. A
-text is transformed with probability `rate`. Two places are drawn uniformly among its characters and cut it into three parts, which
-may be empty and are tokenized one by one. Then, with probability `spm_rate`, the suffix comes first:
+text is transformed with probability `rate`. Two places are drawn uniformly among its characters and cut it into three parts,
+which may be empty and are tokenized one by one. Then, with probability `spm_rate`, the suffix comes first:
 
     PSM     PREFIX prefix SUFFIX suffix MIDDLE middle
     SPM     PREFIX SUFFIX suffix MIDDLE prefix middle

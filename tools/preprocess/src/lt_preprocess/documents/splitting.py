@@ -50,8 +50,8 @@ def _cut(
 def cut(text_lengths: Lengths, texts_per_document: Lengths, capacity: int) -> tuple[Lengths, Lengths, npt.NDArray[np.int64]]:
     """Cut documents so that none has more than `capacity` tokens of text.
 
-    Returns int64 arrays: the tokens per piece of a text, and for every piece of a document the number of its texts and the number of
-    its document. Texts without tokens vanish; a document without tokens stays one.
+    Returns int64 arrays: the tokens per piece of a text, and for every piece of a document the number of its texts and the number
+    of its document. Texts without tokens vanish; a document without tokens stays one.
     """
     documents = len(texts_per_document)
     cuts = int((text_lengths // capacity).sum()) + len(text_lengths)
