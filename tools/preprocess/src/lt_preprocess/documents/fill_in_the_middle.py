@@ -77,8 +77,13 @@ class FillInTheMiddle:
                 )
         if len(set(requested)) < len(requested):
             raise BadConfig(f"--fim-rate with the tokens {', '.join(requested)}: two of them are the same")
-        names = dict(zip(("prefix_token", "middle_token", "suffix_token"), requested, strict=True))
-        return dataclasses.replace(self, **names, tokens={name: special[name] for name in requested})
+        return dataclasses.replace(
+            self,
+            prefix_token=requested.prefix,
+            middle_token=requested.middle,
+            suffix_token=requested.suffix,
+            tokens={name: special[name] for name in requested},
+        )
 
     def to_record(self) -> dict[str, Any]:
         return dataclasses.asdict(self)

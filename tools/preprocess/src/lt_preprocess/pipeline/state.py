@@ -8,6 +8,9 @@ from lt_preprocess.readers.chunks import BEGINNING, Position
 from lt_shared.data.indexed_dataset import Extent
 
 
+_NEWER_FIELDS: dict[str, Any] = {"removed": {}, "removed_before": {}, "input_documents": 0, "tokens": 0, "empty_fields": ()}
+
+
 @dataclasses.dataclass(frozen=True)
 class State:
     """The data on disk. Reading resumes at `position`, before which the input has `lines`.
@@ -75,7 +78,7 @@ class State:
     @classmethod
     def from_record(cls, record: dict[str, Any]) -> Self:
         # Earlier versions did not write all fields.
-        record = {"removed": {}, "removed_before": {}, "input_documents": 0, "tokens": 0, "empty_fields": ()} | record
+        record = _NEWER_FIELDS | record
         fields = {field.name: record[field.name] for field in dataclasses.fields(cls)}
         return cls(
             **fields
