@@ -7,7 +7,6 @@ from lt_preprocess.pipeline.origin_rows import NOTHING_READ, InputLines
 from lt_preprocess.readers.chunks import BEGINNING, Position
 from lt_shared.data.indexed_dataset import Extent
 
-
 _NEWER_FIELDS: dict[str, Any] = {"removed": {}, "removed_before": {}, "input_documents": 0, "tokens": 0, "empty_fields": ()}
 
 
