@@ -51,14 +51,6 @@ def zipped() -> bytes:
     return written(write)
 
 
-def arrow_file(stream: bool) -> bytes:
-    def write(file: io.BytesIO) -> None:
-        with (pa.ipc.new_stream if stream else pa.ipc.new_file)(file, TABLE.schema) as writer:
-            writer.write_table(TABLE)
-
-    return written(write)
-
-
 def sqlite() -> bytes:
     with sqlite3.connect(":memory:") as connection:
         connection.execute("create table t (text)")
@@ -82,8 +74,6 @@ CONTENTS: dict[str, tuple[str, Callable[[], bytes]]] = {
     "three kinds": ("is compressed twice", lambda: bz2.compress(lzma.compress(LINE))),
     "Parquet in gzip": ("Parquet in a compressed file", lambda: gzip.compress(written(lambda file: pq.write_table(TABLE, file)))),
     "encrypted": ("encrypted Parquet", encrypted_parquet),
-    "Arrow": ("an Arrow file", lambda: arrow_file(False)),
-    "Arrow stream": ("an Arrow stream", lambda: arrow_file(True)),
     "Feather": ("a Feather file", lambda: written(lambda file: pa.feather.write_feather(TABLE, file, version=1))),
     "ORC": ("an ORC file", lambda: written(lambda file: pa.orc.write_table(TABLE, file))),
     "NumPy": ("a NumPy array", lambda: written(lambda file: np.save(file, np.arange(3)))),

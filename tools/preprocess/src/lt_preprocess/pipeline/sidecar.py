@@ -62,10 +62,19 @@ def content(
         "sources": _sources(plan, state),
         "options": options,
         KEY: origins,
-        "counts": extent.counts() | {"bad_lines": state.bad_lines - state.bad_lines_before},
+        "counts": extent.counts()
+        | {"bad_lines": state.bad_lines - state.bad_lines_before}
+        | ({} if dataset.removed is None else {"removed": dataset.removed})
+        | _empty_fields(plan, state),
         "made_by": {"python": platform.python_version()} | installed_versions(("lt-preprocess", *PACKAGES)),
     }
     return manifest.sidecar_content(record)
+
+
+def _empty_fields(plan: Plan, state: State) -> dict[str, Any]:
+    """The documents up to the end of this part that do not fill an optional field, by field."""
+    counts = dict(zip(plan.optional_fields, state.empty_fields, strict=False))
+    return {"empty_fields": counts} if counts else {}
 
 
 def _json_key(plan: Plan, prefix: str, part: int) -> str:

@@ -1,14 +1,14 @@
 """Read content forwards that arrives in pieces: from a pipe, a compressed file or a store."""
 
+import itertools
 from collections.abc import Iterator
+from typing import Self
 
 READ_BYTES = 1 << 18
 
 
 class ByteStream:
-    """`offset` is the number of bytes that were read. pyarrow takes it for a file."""
-
-    closed = False
+    """`offset` is the number of bytes that were read."""
 
     def __init__(self, pieces: Iterator[bytes]):
         self._pieces = pieces
@@ -61,11 +61,6 @@ class ByteStream:
             self._piece, self._at = piece, 0
         return True
 
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return False
-
-    def close(self) -> None:
-        """Whoever made the pieces closes their file."""
+    def preceded_by(self, start: bytes) -> Self:
+        """Return a stream of `start` and the content that was not read yet."""
+        return type(self)(itertools.chain([start], iter(lambda: self.read(READ_BYTES), b"")))

@@ -56,8 +56,6 @@ _SIGNATURES = {
     b"7z\xbc\xaf\x27\x1c": Format("a 7z archive", "7z x -so {} | lt-preprocess - ..."),
     b"Rar!\x1a\x07": Format("a RAR archive", "unrar p -inul {} | lt-preprocess - ..."),
     b"PARE": Format("encrypted Parquet", "write it again without encryption"),
-    b"ARROW1": Format("an Arrow file", _CONVERT.format("file")),
-    b"\xff\xff\xff\xff": Format("an Arrow stream", _CONVERT.format("file")),
     b"FEA1": Format("a Feather file", "python -c \"import pandas; pandas.read_feather('FILE').to_parquet('FILE.parquet')\""),
     b"ORC": Format("an ORC file", "python -c \"import pandas; pandas.read_orc('FILE').to_parquet('FILE.parquet')\""),
     b"Obj\x01": Format("an Avro file", "avro-tools tojson {} | lt-preprocess - ..."),
@@ -87,7 +85,7 @@ _SIGNATURES = {
 }
 """What no JSON line begins with, the longer of two that begin alike first."""
 
-_MAY_BEGIN_TEXT = frozenset([b"LZIP", b"PARE", b"ARROW1", b"FEA1", b"ORC", b"GGUF", b"GIF87a", b"GIF89a"])
+_MAY_BEGIN_TEXT = frozenset([b"LZIP", b"PARE", b"FEA1", b"ORC", b"GGUF", b"GIF87a", b"GIF89a"])
 
 _HTML = re.compile(rb"<(!doctype\s+html|html|head|body)\b", re.IGNORECASE)
 _XML = re.compile(rb"<(\?xml|Error|ListBucketResult)\b")

@@ -26,7 +26,6 @@ from lt_preprocess.readers.paths import display_name as display_name
 from lt_preprocess.readers.paths import expand_patterns as expand_patterns
 from lt_preprocess.readers.paths import is_never_empty, is_text
 from lt_preprocess.readers.plain_text import TextChunk
-from lt_preprocess.readers.records import record_chunks
 from lt_preprocess.readers.slices import WHOLE, Piece, Slice, pieces
 from lt_shared.console import BadData, NoInput, UsageError, note
 from lt_shared.files import storage
@@ -183,8 +182,8 @@ def _stream_chunks(path: str, stream: IO[bytes], start: Position, advance: Advan
     """The chunks of an input that is read from its beginning."""
     name = display_name(path)
     first_bytes, parts = _content(path, stream, advance, selection)
-    if read_records := _reader_for(path, first_bytes, selection):
-        yield from record_chunks(name, read_records(ByteStream(parts)), start)
+    if read_rows := _reader_for(path, first_bytes, selection):
+        yield from read_rows(ByteStream(parts), start)
     elif not selection.is_one_text(path):
         yield from _line_chunks(name, _skip_bytes(parts, start.offset), start, selection.is_text_lines(path))
     elif start.offset == 0:

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Iterator, Sequence
 
+from lt_preprocess.readers import dataset_directories
 from lt_shared.console import BadData, NoInput, note, warn
 from lt_shared.contracts import manifest
 from lt_shared.data.indexed_dataset import idx_path
@@ -18,10 +19,8 @@ COMPRESSION_SUFFIXES = (".gz", ".bz2", ".xz", ".zst", ".zstd")
 _OTHER_SUFFIXES = (".lz4", ".br", ".lzma", ".lz", ".lzo", ".sz", ".z", ".zip", ".7z", ".rar")
 _OUTPUT_HEAD_BYTES = 1 << 12
 _QUARANTINE = "_quarantine.jsonl"
-_SUFFIXES = (
-    *(".jsonl", ".json", ".ndjson", ".parquet", ".csv", ".tsv", ".psv", ".tar", ".tgz", ".warc", ".wet"),
-    TEXT_SUFFIX,
-)
+_WITH_HEADER = (".parquet", ".tar", ".tgz", ".warc", ".wet", ".arrow", ".feather", ".mds")
+_SUFFIXES = (".jsonl", ".json", ".ndjson", ".csv", ".tsv", ".psv", *_WITH_HEADER, TEXT_SUFFIX)
 
 
 def display_name(path: str) -> str:
@@ -36,7 +35,7 @@ def is_text(path: str) -> bool:
 
 def is_never_empty(path: str) -> bool:
     """Whether, by its name, an empty file can only be a failed copy: these formats have a header even without content."""
-    return path.lower().endswith((*COMPRESSION_SUFFIXES, ".parquet", ".tar", ".tgz", ".warc", ".wet"))
+    return path.lower().endswith((*COMPRESSION_SUFFIXES, *_WITH_HEADER))
 
 
 def without_compression(path: str) -> str:
@@ -144,7 +143,8 @@ def _files_below(directory: str, named: frozenset[str]) -> Iterator[str]:
         warn(f"{special[0]}{more}: not read: no file; name it to read it")
     if hidden:
         note(f"{directory}: not read because a dot begins their names: {len(hidden):,}, such as {hidden[0]}")
-    readable = [path for path in files if without_compression(path.lower()).endswith(_SUFFIXES)]
+    described, files = dataset_directories.in_described_order(files)
+    readable = described + [path for path in files if without_compression(path.lower()).endswith(_SUFFIXES)]
     if gone := [path for path in files if _is_gone(path)]:
         raise NoInput(f"{gone[0]}: a link to nothing", "remove the link, or name the files to read")
     unread = [path for path in files if _is_of_documents(path)]

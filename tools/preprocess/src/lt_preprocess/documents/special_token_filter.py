@@ -1,7 +1,7 @@
-"""With `--special-tokens reject`, turn documents that contain the text of a special token into bad lines.
+"""Turn documents into bad lines: with `--special-tokens reject` those that contain the text of a special token.
 
-Few documents do, so their lines are located only when there are any: document i of a chunk is its i-th line, or row, that is
-neither blank nor already bad.
+Few documents are left out, so their lines are located only when there are any: document i of a chunk is its i-th line, or row,
+that is not left out.
 """
 
 import json
@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from lt_preprocess.readers.batch import BadLine, Batch, Column
+from lt_preprocess.readers.batch import BadLine, Batch
 from lt_preprocess.readers.chunks import Chunk
 from lt_preprocess.readers.jsonl import LinesChunk
 from lt_preprocess.readers.plain_text import TextChunk
@@ -17,8 +17,8 @@ from lt_preprocess.readers.records import RowChunk
 from lt_preprocess.tokenizers.base import Encoder
 
 
-def without_forbidden(chunk: Chunk, batch: Batch, json_keys: tuple[str, ...], encoder: Encoder) -> Batch:
-    """The batch of a chunk without the documents that the encoder must not encode, whose lines become bad lines."""
+def without_forbidden(chunk: Chunk, batch: Batch, encoder: Encoder, json_keys: tuple[str, ...]) -> Batch:
+    """The batch of a chunk without the documents that the encoder must not encode."""
     reasons: dict[int, str] = {}
     for texts, texts_per_document in batch.columns:
         forbidden_tokens = encoder.forbidden(texts)
@@ -26,20 +26,19 @@ def without_forbidden(chunk: Chunk, batch: Batch, json_keys: tuple[str, ...], en
             document_of_text = np.repeat(np.arange(len(texts_per_document)), texts_per_document)
             for forbidden in forbidden_tokens:
                 reasons.setdefault(int(document_of_text[forbidden.text]), str(forbidden))
+    return without_documents(chunk, batch, json_keys, reasons)
+
+
+def without_documents(chunk: Chunk, batch: Batch, json_keys: tuple[str, ...], reasons: dict[int, str]) -> Batch:
+    """The batch of a chunk without the documents that have a reason to be left out; their lines become bad lines."""
     if not reasons:
         return batch
-    bad_lines = [*batch.bad_lines, *_bad_lines(chunk, batch, json_keys, reasons)]
-    columns = [_without(column, reasons) for column in batch.columns]
-    return Batch(columns, sorted(bad_lines, key=lambda line: line.offset), batch.lines.without(reasons))
+    bad_lines = [*batch.bad_lines, *bad_lines_of(chunk, batch, json_keys, reasons)]
+    return batch.without(reasons)._replace(bad_lines=sorted(bad_lines, key=lambda line: line.offset))
 
 
-def _without(column: Column, documents: dict[int, str]) -> Column:
-    left_out = np.isin(np.arange(len(column.texts_per_document)), list(documents))
-    texts_left_out = np.flatnonzero(np.repeat(left_out, column.texts_per_document))
-    return Column(column.texts.without(texts_left_out.tolist()), column.texts_per_document[~left_out])
-
-
-def _bad_lines(chunk: Chunk, batch: Batch, json_keys: tuple[str, ...], reasons: dict[int, str]) -> Iterator[BadLine]:
+def bad_lines_of(chunk: Chunk, batch: Batch, json_keys: tuple[str, ...], reasons: dict[int, str]) -> Iterator[BadLine]:
+    """Locate the lines of some documents in a chunk; `reasons` has the documents' numbers in the batch."""
     if isinstance(chunk, LinesChunk):
         yield from _lines(chunk, batch, reasons)
     elif isinstance(chunk, TextChunk):
@@ -51,8 +50,7 @@ def _bad_lines(chunk: Chunk, batch: Batch, json_keys: tuple[str, ...], reasons: 
 def _rows(chunk: Chunk, batch: Batch, json_keys: tuple[str, ...], reasons: dict[int, str]) -> Iterator[BadLine]:
     """Report rows as bad lines. A row has no raw bytes, so `raw` is a JSON line with the texts of the row."""
     assert isinstance(chunk, RowChunk)
-    bad_before = {row.offset for row in batch.bad_lines}
-    rows = [row for row in range(chunk.first_row, chunk.end.offset) if row not in bad_before]
+    rows = (chunk.first_row + batch.lines.of_documents()).tolist()
     texts = [column.texts.to_list() for column in batch.columns]
     for document, reason in reasons.items():
         of_keys = {}
@@ -65,11 +63,9 @@ def _rows(chunk: Chunk, batch: Batch, json_keys: tuple[str, ...], reasons: dict[
 
 def _lines(chunk: LinesChunk, batch: Batch, reasons: dict[int, str]) -> Iterator[BadLine]:
     lines = chunk.read()
-    bad_before = {line.offset for line in batch.bad_lines}
-    document, offset = 0, lines.offset
-    for index, line in enumerate(lines.data[lines.start : lines.end].tobytes().split(b"\n")):
-        if line and not line.isspace() and offset not in bad_before:
-            if document in reasons:
-                yield BadLine(chunk.source, offset, reasons[document], line, lines.numbered(index))
-            document += 1
-        offset += len(line) + 1
+    content = lines.data[lines.start : lines.end].tobytes().split(b"\n")
+    offsets = lines.offset + np.cumsum([0, *(len(line) + 1 for line in content)])
+    numbers = batch.lines.of_documents()
+    for document in sorted(reasons):
+        number = int(numbers[document])
+        yield BadLine(chunk.source, int(offsets[number]), reasons[document], content[number], lines.numbered(number))
