@@ -38,7 +38,7 @@ def curation_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def rules(keep_length: Sequence[str], keep_language: str | None, decontaminate: Sequence[str], duplicates: str | None) -> "Rules":
-    """Parse the options' values. Raises UsageError for a rule of another form."""
+    """Parse the options' values. Raises UsageError for a malformed rule."""
     from lt_preprocess.curation.languages import LanguageRule
     from lt_preprocess.curation.lengths import LengthRule
     from lt_preprocess.curation.rules import Rules

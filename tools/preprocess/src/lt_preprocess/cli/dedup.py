@@ -31,7 +31,7 @@ lt-preprocess dedup 'data/crawl-*-of-00002.signatures' -o data/crawl
     "--sample-by",
     type=click.Choice(["document", "line"]),
     default="document",
-    help="What a document of a plain text is, as for tokenizing.",
+    help="Plain text holds one document, or a document a line, as for tokenizing.",
 )
 @click.option("--template", metavar="TEXT", help="Make a text of several fields, as for tokenizing.")
 @click.option(
@@ -55,7 +55,7 @@ def dedup(
     """Find duplicates among documents; tokenizing with --duplicates leaves them out.
 
     FILE is an input as for tokenizing, or a file of signatures from another run of this command. With --shard only signatures are
-    written; name all of them in one more run to compare them.
+    written; one more run that names all their files compares them.
     """
     from lt_preprocess.curation import deduplication
     from lt_preprocess.curation.signature_files import Compared

@@ -29,7 +29,7 @@ Numbers = npt.NDArray[np.int64]
 
 
 class Duplicate(NamedTuple):
-    """Documents that are removed, in order, and the document of each cluster that stays; `is_exact` if the texts are equal."""
+    """Documents that are removed, in order, and the document that stays in their cluster; `is_exact` if the texts are equal."""
 
     documents: Numbers
     kept: Numbers
@@ -37,7 +37,7 @@ class Duplicate(NamedTuple):
 
 
 def duplicates(files: Sequence[SignatureFile], directory: str) -> Iterator[Duplicate]:
-    """Yield the duplicates among the documents of all files, in blocks; `directory` is for temporary files."""
+    """Find duplicates in all files, and yield them in blocks; `directory` is for temporary files."""
     total = sum(file.documents for file in files)
     has_bands = all(file.record["method"] == "minhash" for file in files)
     columns: list[tuple[int, ...]] = [(signature_files.EXACT_HIGH, signature_files.EXACT_LOW)]
@@ -99,7 +99,7 @@ def _equal_documents(
 
 
 def _records(files: Sequence[SignatureFile], keys: tuple[int, ...]) -> Iterator[Column]:
-    """Yield the keys and the number of each document that has them, uint64 [documents, keys + 1]."""
+    """Yield documents' keys, and the document's number, uint64 [documents, keys + 1]."""
     begin = 0
     for file in files:
         for columns in zip(*(file.blocks(key) for key in keys), strict=True):

@@ -24,7 +24,7 @@ def run(
     workers: int,
     anew: bool,
 ) -> tuple[str, dict[str, Any]]:
-    """Return the path of what was made, and its record for standard output.
+    """Return the path of the output, and its record for standard output.
 
     Raises as `signatures.plan`, `signatures.build` and `duplicates.ordered`.
     """

@@ -1,4 +1,4 @@
-"""The documents of a batch: one text for each, and the position in the input: the byte at which its line begins, or its row.
+"""The documents of a batch: one text for each, and the position in the input: the first byte of its line, or its row.
 
 Chunks, shards and workers do not change positions.
 """

@@ -2,7 +2,7 @@
 
 A row has the document's input and position, the input and position of the document that stays, and 1 if their texts are equal.
 Rows are in the order of the inputs. The list names its inputs with their fingerprints: a changed input is refused, and a run may
-read any of them, in any order.
+read some inputs only, in any order.
 """
 
 import dataclasses
@@ -62,7 +62,7 @@ def ordered(files: Sequence[SignatureFile]) -> list[SignatureFile]:
 
 
 def build(files: Sequence[SignatureFile], path: str) -> dict[str, Any]:
-    """Write the list of duplicates among the documents of all files; returns its record."""
+    """Find duplicates in all files, write their list, and return its record."""
     files = ordered(files)
     sources, first_inputs = _numbered_sources(files)
     begins = np.cumsum([0, *(file.documents for file in files)])
@@ -93,7 +93,7 @@ def build(files: Sequence[SignatureFile], path: str) -> dict[str, Any]:
 
 
 def _numbered_sources(files: Sequence[SignatureFile]) -> tuple[list[dict[str, Any]], list[int]]:
-    """List the inputs of all runs, and the number of the first input of each file: shards share their inputs."""
+    """List the inputs of all runs, and the number of every file's first input: shards share their inputs."""
     sources: list[dict[str, Any]] = []
     first_inputs: list[int] = []
     for number, file in enumerate(files):

@@ -27,7 +27,7 @@ Removals = dict[int, tuple[str, str]]
 
 
 class Rules(NamedTuple):
-    """What the command line asks for; nothing by default."""
+    """The rules on the command line; none by default."""
 
     lengths: tuple[LengthRule, ...] = ()
     language: LanguageRule | None = None
@@ -75,7 +75,7 @@ class Curator:
         self._needs_words = "words" in self._units or self._evaluation_texts is not None
 
     def prepare(self) -> None:
-        """Compile what the rules need before threads start."""
+        """Compile the rules' kernels before threads start."""
         self._text_removals(Texts.from_list([b"a text"]), {})
 
     def removals(self, chunk: Chunk, batch: Batch, line_starts: LineStarts) -> Removals:

@@ -1,7 +1,7 @@
 """The file of signatures: a line of JSON, then columns of 8 bytes a document, one after the other.
 
 The columns are the input's number, the position in it, the two halves of the text's BLAKE2b-128, and with MinHash a hash for each
-band. A reader of one band reads 8 bytes a document, not all.
+band. A reader needs one band at a time, and reads 8 bytes a document, not all.
 """
 
 import dataclasses

@@ -111,7 +111,7 @@ class _Records(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class _State:
-    """The records on disk are those of the documents before `position`."""
+    """The documents before `position` have records on disk."""
 
     position: Position = BEGINNING
     documents: int = 0
@@ -128,7 +128,7 @@ class _State:
 
 
 def build(plan: Plan, workers: int) -> SignatureFile:
-    """Write the signatures of all documents. Raises as `inputs.chunks`, and NoInput without documents in an undivided input."""
+    """Hash all documents. Raises as `inputs.chunks`, and NoInput without documents in an undivided input."""
     record_bytes = signature_files.columns(plan.method) * signature_files.COLUMN_BYTES
     spool_name = f"{plan.path}.records"
     journal_path = os.path.join(os.path.dirname(plan.path), f".{os.path.basename(plan.path)}.journal")
@@ -147,7 +147,7 @@ def build(plan: Plan, workers: int) -> SignatureFile:
 
 
 def _resumed(journal: IO[bytes], plan: Plan, spool_name: str, record_bytes: int) -> _State:
-    """Return the last recorded state of the same plan if its records are intact; otherwise begin the journal anew."""
+    """Return the last state in the journal if the plan is equal and the records are intact; otherwise begin anew."""
     lines = journal.read().split(b"\n")[:-1]
     if lines and lines[0] == _journal_header(plan):
         for line in reversed(lines[1:]):
@@ -212,7 +212,7 @@ def _records(chunk: Chunk, method: Method, json_keys: tuple[str, ...], template:
 
 
 def exact_hashes(texts: Texts) -> Column:
-    """Return the BLAKE2b-128 of each text, uint64 [texts, 2]."""
+    """Return the texts' BLAKE2b-128, uint64 [texts, 2]."""
     digests = [hashlib.blake2b(text, digest_size=_HASH_BYTES).digest() for text in texts.to_list()]
     return np.frombuffer(b"".join(digests), np.uint64).reshape(-1, 2)
 

@@ -118,5 +118,5 @@ def in_words(counts: Counts) -> str:
 
 
 def remaining_examples(counts: Counts, kinds: Iterable[str]) -> Counts:
-    """Return how many more examples of each kind a part takes that has `counts`."""
+    """Return how many more examples a part takes, by kind, after `counts`."""
     return {kind: max(EXAMPLES_PER_KIND - counts.get(kind, 0), 0) for kind in kinds}
