@@ -117,7 +117,7 @@ def programs() -> str:
 @functools.cache
 def programs_with_copied_ranks() -> str:
     """A folder for the PATH of a job, in which `lt-train` is a process of its own, and its ranks are copies."""
-    folder = Path(python()).parent / "launchers"
+    folder = Path(python()).parent / "launchers-of-jobs"
     folder.mkdir()
     program = f"import sys; sys.executable = {python()!r}; sys.argv[0] = 'lt-train'; from lt_train.cli import main; main()"
     executable(folder / "lt-train", sys.executable, "-P", "-c", program)
