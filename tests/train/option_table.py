@@ -2,9 +2,9 @@
 
     python tests/train/option_table.py
 
-Writes option_table.tsv: trainer, option, value, what becomes of it, the reason or the options of lt-train, and the upstream line
-that declares the option. The options are those of importers/upstream/*.json. An option that another one switches on is tried with
-that other one, by SWITCHED_ON.
+Writes option_table.tsv: trainer, option, value, what becomes of it, the reason or the options of lt-train, the upstream line
+that declares the option, and the line that reads it, from upstream_reads.py. The options are those of importers/upstream/*.json.
+An option that another one switches on is tried with that other one, by SWITCHED_ON.
 """
 
 import dataclasses
@@ -22,7 +22,10 @@ from lt_train.importers.ledger import Translation
 from lt_train.importers.upstream import rows
 
 TABLE = Path(__file__).with_suffix(".tsv")
+READS = Path(__file__).with_name("option_reads.tsv")
 REFUSED, DECIDED, CARRIED, SPEED, NOTHING = "refused", "decided", "carried", "speed", "nothing"
+# What a line of upstream's source has to show.
+SHOWN = (DECIDED, SPEED, NOTHING)
 BECOMES = {
     Effect.MODEL: REFUSED,
     Effect.RUN: REFUSED,
@@ -63,7 +66,7 @@ BASES: dict[str, dict[str, Any]] = {
 }
 LOADING = (
     r"ckpt_step|(no_)?load_.*|finetune|use_checkpoint_.*|use_mp_args_.*|dist_ckpt_strictness|override_.*|exit_on_missing_.*"
-    r"|reset_iteration"
+    r"|reset_iteration|non_persistent_(ckpt_type|global_ckpt_dir)"
 )
 LATENT = r"(q|kv)_lora_rank|(qk|v|qk_pos_emb)_head_dim|mscale.*"
 FP8 = {"model.fp8": "hybrid", "model.fp8_recipe": "tensorwise"}
@@ -80,6 +83,7 @@ SWITCHED_ON: dict[str, dict[str, dict[str, Any]]] = {
         r"(no_)?(rl|grpo|langrl)_.*|refit_method": {"perform_rl_step": True},
         r"null_tokenizer_.*": {"tokenizer_type": "NullTokenizer"},
         r"no_data_sharding": {"dataloader_type": "cyclic"},
+        r"use_megatron_fsdp": {"bf16": True},
         r"exit_signal": {"exit_signal_handler": True},
         r"async_save|profile": {"save": "/s"},
         r".*loss_scale.*|hysteresis": {"fp16": True},
@@ -103,6 +107,8 @@ SWITCHED_ON: dict[str, dict[str, dict[str, Any]]] = {
         r"optimizer\.(.*loss_scale.*|hysteresis)": {"model.fp16": True},
         r"tokenizer\..*": {"tokenizer.tokenizer_type": "NullTokenizer"},
         r"scheduler\.lr_wsd_.*": {"scheduler.lr_decay_style": "WSD"},
+        r"(ddp|dist)\.use_megatron_fsdp": {"model.bf16": True},
+        r"mixed_precision\.grad_reduce_in_fp32": {"mixed_precision.fp16": True},
         r"checkpoint\.async_save": {"checkpoint.save": "/s"},
         r"tensor_inspect\..*": {"tensor_inspect.enabled": True},
     },
@@ -123,6 +129,8 @@ SWITCHED_ON: dict[str, dict[str, dict[str, Any]]] = {
         r"model\.rotary_.*": {"model.position_embedding_type": "rope"},
         r"model\.activations_checkpoint_(method|num_layers)": {"model.activations_checkpoint_granularity": "full"},
         r"exp_manager\.wandb_.*": {"exp_manager.create_wandb_logger": True},
+        r"model\.apply_query_key_layer_scaling": {"trainer.precision": "16"},
+        r"model\.transformer_engine": {"model.mcore_gpt": False, "model.activation": "swiglu"},
     },
     "hyperpod": {
         r"model\.(moe|num_local_experts|num_experts_per_tok).*": {"model.moe": True, "model.num_local_experts": 8},
@@ -148,7 +156,8 @@ class Outcome:
     line: str
 
     def row(self) -> str:
-        return "\t".join((self.trainer, self.option, json.dumps(self.value), self.becomes, self.reason, self.line))
+        read = reads().get((self.trainer, self.option), "") if self.becomes in SHOWN else ""
+        return "\t".join((self.trainer, self.option, json.dumps(self.value), self.becomes, self.reason, self.line, read))
 
 
 def another(default: Any, choices: list[str] | None = None) -> Any:
@@ -237,6 +246,13 @@ def outcomes(trainer: str) -> Iterator[Outcome]:
 
 
 @functools.cache
+def reads() -> dict[tuple[str, str], str]:
+    """The lines of option_reads.tsv by trainer and option."""
+    rows = [line.split("\t") for line in READS.read_text().splitlines() if not line.startswith("#")] if READS.exists() else []
+    return {(trainer, option): line for trainer, option, line in rows}
+
+
+@functools.cache
 def upstream(trainer: str) -> dict[str, Any]:
     table: dict[str, Any] = json.loads(resources.files(rows.__package__).joinpath(f"{trainer}.json").read_text())
     return table
@@ -244,7 +260,9 @@ def upstream(trainer: str) -> dict[str, Any]:
 
 def main() -> None:
     table = [result.row() for trainer in BASES for result in outcomes(trainer)]
-    TABLE.write_text("# trainer\toption\tvalue\tbecomes\treason or options\tupstream line\n" + "\n".join(table) + "\n")
+    TABLE.write_text(
+        "# trainer\toption\tvalue\tbecomes\treason or options\tupstream line\tline that reads it\n" + "\n".join(table) + "\n"
+    )
 
 
 if __name__ == "__main__":

@@ -16,12 +16,14 @@ from typing import IO, Any, NamedTuple
 from isal import igzip
 
 from lt_shared.console import BadData, IoFailure, ToolError, Unavailable
+from lt_shared.data.document_origins import key_paths
 from lt_shared.data.document_origins.origins import File, Known, Place
 from lt_shared.files import storage
 
 READ_BYTES = 1 << 20
 LONGEST_LINE_BYTES = 1 << 30
 RECOGNISED_BYTES = 6
+PARQUET_MAGIC = b"PAR1"
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 ZSTD_MODULES = ("compression.zstd", "backports.zstd")
 
@@ -40,16 +42,21 @@ class SourceLine(NamedTuple):
     problem: str | None = None
 
     def texts(self, json_key: str) -> list[str] | None:
-        """The text of the document, or texts of its sequences; None where it is not there."""
+        """The text of the document, or texts of its sequences; None where it is not there.
+
+        A line without the key is a text itself: plain text, or fields that a template has joined.
+        """
         if self.row is not None:
-            value = self.row.get(json_key)
+            value = key_paths.value_of(self.row, json_key)
+            value = json.dumps(self.row, ensure_ascii=False, default=str) if value is key_paths.MISSING else value
         elif self.content is None:
             return None
         else:
             try:
-                value = json.loads(self.content)[json_key]
-            except (ValueError, KeyError, TypeError, RecursionError):
-                # A plain text is the document itself.
+                value = key_paths.value_of(json.loads(self.content), json_key)
+            except (ValueError, TypeError, RecursionError):
+                value = key_paths.MISSING
+            if value is key_paths.MISSING:
                 value = self.content.decode(errors="replace")
         return [text for text in value if isinstance(text, str)] if isinstance(value, list) else [str(value)]
 
@@ -74,6 +81,8 @@ def _of_file(places: Sequence[Place]) -> list[SourceLine]:
         if problem := change(places[0].file):
             raise IoFailure(problem)
         if places[0].kind == "row":
+            if not _is_parquet(places[0].path):
+                return [SourceLine(number) for number in numbers]
             rows = _parquet_rows(places[0].path, [place.line for place in places])
             return [SourceLine(number, row=row) for number, row in zip(numbers, rows, strict=True)]
         return _lines(places, numbers)
@@ -90,6 +99,12 @@ def change(file: File) -> str | None:
     now = storage.fingerprint(file["path"])
     differs = any(file.get(key, value) != value for key, value in now.items() if key != "path")
     return f"{file['path']}: was changed since it was tokenized" if differs else None
+
+
+def _is_parquet(path: str) -> bool:
+    """Whether a file of rows is looked into: of tables, archives and Arrow files only the row's number is known."""
+    with storage.open_read(path) as file:
+        return file.read(len(PARQUET_MAGIC)) == PARQUET_MAGIC
 
 
 def _parquet_rows(path: str, numbers: Sequence[int]) -> list[dict[str, Any]]:
