@@ -63,7 +63,7 @@ BASES: dict[str, dict[str, Any]] = {
 }
 LOADING = (
     r"ckpt_step|(no_)?load_.*|finetune|use_checkpoint_.*|use_mp_args_.*|dist_ckpt_strictness|override_.*|exit_on_missing_.*"
-    r"|reset_iteration"
+    r"|reset_iteration|non_persistent_(ckpt_type|global_ckpt_dir)"
 )
 LATENT = r"(q|kv)_lora_rank|(qk|v|qk_pos_emb)_head_dim|mscale.*"
 FP8 = {"model.fp8": "hybrid", "model.fp8_recipe": "tensorwise"}
@@ -80,6 +80,7 @@ SWITCHED_ON: dict[str, dict[str, dict[str, Any]]] = {
         r"(no_)?(rl|grpo|langrl)_.*|refit_method": {"perform_rl_step": True},
         r"null_tokenizer_.*": {"tokenizer_type": "NullTokenizer"},
         r"no_data_sharding": {"dataloader_type": "cyclic"},
+        r"use_megatron_fsdp": {"bf16": True},
         r"exit_signal": {"exit_signal_handler": True},
         r"async_save|profile": {"save": "/s"},
         r".*loss_scale.*|hysteresis": {"fp16": True},
@@ -103,6 +104,8 @@ SWITCHED_ON: dict[str, dict[str, dict[str, Any]]] = {
         r"optimizer\.(.*loss_scale.*|hysteresis)": {"model.fp16": True},
         r"tokenizer\..*": {"tokenizer.tokenizer_type": "NullTokenizer"},
         r"scheduler\.lr_wsd_.*": {"scheduler.lr_decay_style": "WSD"},
+        r"(ddp|dist)\.use_megatron_fsdp": {"model.bf16": True},
+        r"mixed_precision\.grad_reduce_in_fp32": {"mixed_precision.fp16": True},
         r"checkpoint\.async_save": {"checkpoint.save": "/s"},
         r"tensor_inspect\..*": {"tensor_inspect.enabled": True},
     },
@@ -123,6 +126,8 @@ SWITCHED_ON: dict[str, dict[str, dict[str, Any]]] = {
         r"model\.rotary_.*": {"model.position_embedding_type": "rope"},
         r"model\.activations_checkpoint_(method|num_layers)": {"model.activations_checkpoint_granularity": "full"},
         r"exp_manager\.wandb_.*": {"exp_manager.create_wandb_logger": True},
+        r"model\.apply_query_key_layer_scaling": {"trainer.precision": "16"},
+        r"model\.transformer_engine": {"model.mcore_gpt": False, "model.activation": "swiglu"},
     },
     "hyperpod": {
         r"model\.(moe|num_local_experts|num_experts_per_tok).*": {"model.moe": True, "model.num_local_experts": 8},

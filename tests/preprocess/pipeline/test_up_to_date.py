@@ -356,3 +356,44 @@ def test_parts_of_another_corpus_are_not_replaced_unasked(
     sidecar.check_corpus(planned(files, demo_tokenizer, tmp_path / "out", max_shard_bytes=50))
     with pytest.raises(CannotCreate, match=r"part0000\d_text_document: holds the documents of .*b.jsonl"):
         sidecar.check_corpus(planned(files[:1], demo_tokenizer, tmp_path / "out", max_shard_bytes=20))
+
+
+@pytest.mark.parametrize(
+    "name", ["out_text_document.json", "out_text_document.bin", "out_quarantine.jsonl", "link/out_text_document.idx"]
+)
+def test_an_input_is_not_replaced_by_an_output(run: Run, tmp_path: Path, demo_tokenizer: Path, name: str) -> None:
+    """Neither overwritten nor, as an old quarantine would be, deleted."""
+    (tmp_path / "link").symlink_to(tmp_path)
+    (tmp_path / name).write_text('{"text": "a"}\n')
+    refused = run(tmp_path / name, "--tokenizer", demo_tokenizer, "-o", tmp_path / "out")
+    assert refused.returncode == 73
+    assert f"{tmp_path / name}: is an input, and would be replaced by an output" in refused.stderr
+    assert (tmp_path / name).read_text() == '{"text": "a"}\n'
+
+
+def test_a_part_is_no_input_of_its_run(run: Run, tmp_path: Path, demo_tokenizer: Path) -> None:
+    path = tmp_path / "out-part00007_text_document.json"
+    path.write_text('{"text": "a"}\n')
+    arguments = [path, "--tokenizer", demo_tokenizer, "-o", tmp_path / "out"]
+    assert run(*arguments, "--max-shard-size", "1k").returncode == 73
+    assert path.read_text() == '{"text": "a"}\n'
+    assert run(*arguments).returncode == 0
+
+
+def test_documents_from_standard_input_are_replaced_with_a_warning(run: Run, tmp_path: Path, demo_tokenizer: Path) -> None:
+    """Nobody can tell whether they are the same again."""
+    (tmp_path / "a.jsonl").write_text('{"text": "a"}\n' * 5)
+    for expected in (False, True):
+        with (tmp_path / "a.jsonl").open("rb") as lines:
+            outcome = run("-", "--tokenizer", demo_tokenizer, "-o", tmp_path / "out", stdin=lines)
+        assert outcome.returncode == 0, outcome.stderr
+        assert ("5 documents that came from standard input are replaced" in outcome.stderr) is expected
+
+
+def test_empty_inputs_are_told(run: Run, tmp_path: Path, demo_tokenizer: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"text": "a"}\n')
+    for name in ("b", "c"):
+        (tmp_path / f"{name}.jsonl").touch()
+    outcome = run(tmp_path, "--tokenizer", demo_tokenizer, "-o", tmp_path / "out")
+    assert outcome.returncode == 0, outcome.stderr
+    assert f"{tmp_path}/b.jsonl and 1 more: empty: a failed copy, or no documents" in outcome.stderr

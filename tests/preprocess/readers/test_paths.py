@@ -179,3 +179,42 @@ def test_a_directory_behind_a_link_that_is_gone(corpus: Path) -> None:
         with pytest.raises(NoInput, match=f"corpus/{name}: a link to nothing"):
             paths.expand_patterns(["corpus"])
         Path("corpus", name).unlink()
+
+
+def test_documents_behind_a_link_that_leads_upwards_are_not_left_out(corpus: Path, tmp_path: Path) -> None:
+    """Unless the command names the directory that the link leads to as well."""
+    Path("corpus/up").symlink_to("..")
+    with pytest.raises(BadData, match=f"corpus/up: leads upwards, to {tmp_path}: documents behind it are not read"):
+        paths.expand_patterns(["corpus"])
+    Path("corpus/up").unlink()
+    Path("corpus/loop").symlink_to(".")
+    assert paths.expand_patterns(["corpus"]) == BELOW
+    Path("beside").mkdir()
+    Path("beside/d.jsonl").touch()
+    Path("beside/up").symlink_to("../corpus")
+    Path("corpus/loop").unlink()
+    Path("corpus/beside").symlink_to("../beside")
+    assert sorted(paths.expand_patterns(["corpus"])) == sorted([*BELOW, "corpus/beside/d.jsonl"])
+
+
+def test_a_directory_behind_an_upward_link_that_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "all/some").mkdir(parents=True)
+    (tmp_path / "all/a.jsonl").touch()
+    (tmp_path / "all/some/b.jsonl").touch()
+    (tmp_path / "all/some/up").symlink_to("..")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(BadData, match="all/some/up: leads upwards"):
+        paths.expand_patterns(["all/some"])
+    assert paths.expand_patterns(["all/some", "all/some/up/a.jsonl", "all"])[:2] == ["all/some/b.jsonl", "all/some/up/a.jsonl"]
+
+
+def test_hidden_documents_are_told(corpus: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("corpus/.cache").mkdir()
+    Path("corpus/.x.jsonl").touch()
+    assert paths.expand_patterns(["corpus"]) == BELOW
+    assert "not read because a dot begins their names: 4, such as corpus/.cache" in capsys.readouterr().err
+
+
+def test_names_with_line_breaks(tmp_path: Path) -> None:
+    (tmp_path / "a\nb.jsonl").touch()
+    assert paths.expand_patterns([str(tmp_path)]) == [f"{tmp_path}/a\nb.jsonl"]

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from lt_shared.console import BadData
 from lt_shared.files import ownership
 
 OTHER_UID = 1001
@@ -224,3 +225,51 @@ def test_ones_own_links_are_followed_as_the_kernel_does(way: str, tmp_path: Path
     for path in (way, str(tmp_path / way)):
         with open(path, opener=ownership.open_checked):
             assert ownership._followed(path)[0] == os.path.realpath(path)
+
+
+@needs_root
+@pytest.mark.parametrize(
+    ("blob", "mode", "group", "is_followed"),
+    [
+        ("blobs/1f", 0o644, 0, True),
+        ("blobs/1f", 0o640, OTHER_UID, True),
+        # The owner of the link could not read these himself.
+        ("blobs/1f", 0o640, 0, False),
+        ("blobs/1f", 0o600, OTHER_UID, False),
+        # Not blobs of this repository.
+        ("blobs/deep/1f", 0o644, 0, False),
+        ("../other/blobs/1f", 0o644, 0, False),
+        ("snapshots/blobs/1f", 0o644, 0, False),
+        ("1f", 0o644, 0, False),
+    ],
+)
+def test_a_hub_cache_of_several_users(tmp_path: Path, blob: str, mode: int, group: int, is_followed: bool) -> None:
+    """One has made the link in the snapshot, another has downloaded the blob that it leads to."""
+    link = tmp_path / "datasets--a--b/snapshots/2c/data/x.jsonl"
+    target = tmp_path / "datasets--a--b" / blob
+    for path in (link, target):
+        path.parent.mkdir(parents=True, exist_ok=True)
+    target.touch()
+    target.chmod(mode)
+    os.chown(target, OTHER_UID + 1, group)
+    link.symlink_to(os.path.relpath(target, link.parent))
+    os.chown(link, OTHER_UID, OTHER_UID, follow_symlinks=False)
+    if is_followed:
+        os.close(ownership.open_checked(str(link)))
+    else:
+        with pytest.raises(BadData, match=r"x.jsonl: is a link that another user \(uid 1001\) has made to what is not his"):
+            ownership.open_checked(str(link))
+
+
+@needs_root
+def test_a_blob_of_a_hub_cache_that_is_a_link(tmp_path: Path) -> None:
+    """Whoever may write into the directory of blobs could let one lead to any file."""
+    for directory in ("hub/blobs", "hub/snapshots/2c"):
+        (tmp_path / directory).mkdir(parents=True)
+    (tmp_path / "secret").touch()
+    (tmp_path / "hub/blobs/1f").symlink_to("../../secret")
+    (tmp_path / "hub/snapshots/2c/x").symlink_to("../../blobs/1f")
+    for name in ("blobs/1f", "snapshots/2c/x"):
+        os.chown(tmp_path / "hub" / name, OTHER_UID, OTHER_UID, follow_symlinks=False)
+    with pytest.raises(BadData, match="is a link that another user"):
+        ownership.open_checked(str(tmp_path / "hub/snapshots/2c/x"))

@@ -414,7 +414,7 @@ def test_remote_access_without_credentials_is_unavailable(tmp_path: Path) -> Non
     """The AWS client has its own exceptions, which are no OSError."""
     code = """
 from lt_shared import console
-from lt_shared.files import storage
+from lt_shared.files import listing, storage
 try:
     storage.read_bytes("s3://bucket/key")
 except console.Unavailable as error:
@@ -596,42 +596,6 @@ def test_upload_and_sizes_of_a_remote_directory(tmp_path: Path, bucket: str) -> 
     assert storage.sizes_below(f"{bucket}/none") == {}
     with pytest.raises(IoFailure, match=r"memory://bucket/none/x"):
         storage.upload(tmp_path / "missing", f"{bucket}/none/x")
-
-
-def test_files_below_a_directory(tmp_path: Path, bucket: str) -> None:
-    for name in ("b", "a/c", "a/.hidden", ".git/d"):
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).touch()
-        storage.write_bytes(f"{bucket}/{name}", b"")
-    (tmp_path / "a/loop").symlink_to(tmp_path)
-    assert storage.files_below(tmp_path) == [str(tmp_path / "a/c"), str(tmp_path / "b")]
-    assert storage.files_below(f"{bucket}/") == ["memory:///bucket/a/c", "memory:///bucket/b"]
-    assert storage.is_directory(tmp_path)
-    assert storage.is_directory(f"{bucket}/")
-    assert not storage.is_directory(tmp_path / "b")
-    assert not storage.is_directory(f"{bucket}/b")
-
-
-def test_files_below_a_directory_are_in_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Links that lead upwards are not followed, and pipes not opened; Hugging Face's cache has links to files elsewhere."""
-    for name in ("in/deep/a", "in/other/b", "outside/c", "outside/deep/d", "in_too/e"):
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).touch()
-    place = tmp_path / "in"
-    for link, target in (("up", ".."), ("deep/up", "../.."), ("away", tmp_path / "outside"), ("sibling", "../in_too")):
-        (place / link).symlink_to(target)
-    (place / "root").symlink_to("/")
-    (tmp_path / "outside/deep/up").symlink_to("..")
-    (place / "again").symlink_to("deep")
-    (place / "file").symlink_to("../outside/c")
-    (place / "missing").symlink_to("nowhere")
-    os.mkfifo(place / "pipe")
-    (place / "pipe2").symlink_to("pipe")
-    found = storage.files_below(place)
-    assert {os.path.realpath(path) for path in found} == {
-        str(tmp_path / name) for name in ("in/deep/a", "in/other/b", "outside/c", "outside/deep/d", "in_too/e", "in/nowhere")
-    }
-    assert f"{place}/again/up and 5 more: not read" in capsys.readouterr().err.replace("/deep/up", "/again/up")
 
 
 class _Listing:

@@ -232,6 +232,28 @@ def test_rows_name_options() -> None:
         ({"tokenizer_type": "NullTokenizer", "vocab_size": 50257}, "tokenizer_type", Effect.NONE),
         ({"save": "/x", "load": "/x", "use_checkpoint_lr_scheduler": True}, "use_checkpoint_lr_scheduler", Effect.RESULT),
         ({"save": "/x", "load": "/x", "use_checkpoint_args": True}, "use_checkpoint_args", Effect.RESULT),
+        ({"lazy_mpu_init": True}, "lazy_mpu_init", Effect.RESULT),
+        ({"load": "/x", "lazy_mpu_init": True}, "lazy_mpu_init", Effect.NONE),
+        # megatron/core/rerun_state_machine.py: a loss that is no number ends the run at once, or after a second try.
+        ({"rerun_mode": "disabled"}, "rerun_mode", Effect.RESULT),
+        # megatron/training/checkpointing.py: a copy between the saves is loaded if it is newer.
+        ({"load": "/x", "non_persistent_ckpt_type": "global"}, "non_persistent_ckpt_type", Effect.RESULT),
+        ({"save": "/x", "load": "/x", "non_persistent_ckpt_type": "global"}, "non_persistent_ckpt_type", Effect.RESULT),
+        ({"load": "/x", "non_persistent_global_ckpt_dir": "/c"}, "non_persistent_global_ckpt_dir", Effect.RESULT),
+        ({"non_persistent_ckpt_type": "global"}, "non_persistent_ckpt_type", Effect.NONE),
+        ({"load": "/x", "non_persistent_ckpt_type": "local"}, "non_persistent_ckpt_type", Effect.NONE),
+        # Megatron-FSDP's gradients have the type of the weights unless another one is given.
+        ({"bf16": True, "use_megatron_fsdp": True}, "use_megatron_fsdp", Effect.RESULT),
+        ({"use_megatron_fsdp": True}, "use_megatron_fsdp", Effect.SPEED),
+        (
+            {"bf16": True, "use_megatron_fsdp": True, "megatron_fsdp_main_grads_dtype": "fp32"},
+            "use_megatron_fsdp",
+            Effect.SPEED,
+        ),
+        ({"megatron_fsdp_main_grads_dtype": "bf16"}, "megatron_fsdp_main_grads_dtype", Effect.RUN),
+        # Transformer Engine takes the mask for causal; so does the fused softmax, which takes 16 bits alone.
+        ({"reset_attention_mask": True}, "reset_attention_mask", Effect.RESULT),
+        ({"reset_attention_mask": True, "transformer_impl": "local", "bf16": True}, "reset_attention_mask", Effect.RESULT),
         # megatron/training/training.py: --train-iters and an evaluation count in the default batch size.
         ({"step_batch_size_schedule": "0:2 1K:4"}, "step_batch_size_schedule train_iters", Effect.RUN),
         ({"step_batch_size_schedule": "0:2 1K:4"}, "eval_global_batch_size", Effect.RESULT),
@@ -456,6 +478,82 @@ def test_carried_options_of_megatron_lm(values: dict[str, Any], carried: dict[st
             "model.old_context_len",
             Effect.MODEL,
         ),
+        (
+            bridge,
+            {"model.use_transformer_engine_full_layer_spec": True},
+            "model.use_transformer_engine_full_layer_spec",
+            Effect.MODEL,
+        ),
+        (bridge, {"model.moe_grad_scale_func": "mine.scale"}, "model.moe_grad_scale_func", Effect.RUN),
+        (bridge, {"model.no_sync_func": ["megatron.core.distributed.no_sync", "mine.sync"]}, "model.no_sync_func", Effect.RUN),
+        (bridge, {"model.no_sync_func": ["megatron.core.distributed.no_sync"]}, "model.no_sync_func", Effect.NONE),
+        (
+            bridge,
+            {"checkpoint.load": "/l", "checkpoint.non_persistent_ckpt_type": "global"},
+            "checkpoint.non_persistent_ckpt_type",
+            Effect.RESULT,
+        ),
+        (
+            bridge,
+            {"checkpoint.load": "/l", "checkpoint.non_persistent_ckpt_type": "local"},
+            "checkpoint.non_persistent_ckpt_type",
+            Effect.NONE,
+        ),
+        (bridge, {"rerun_state_machine.rerun_mode": "validate_results"}, "rerun_state_machine.rerun_mode", Effect.RESULT),
+        (
+            bridge,
+            {"mixed_precision.fp16": True, "mixed_precision.grad_reduce_in_fp32": False},
+            "mixed_precision.grad_reduce_in_fp32",
+            Effect.RESULT,
+        ),
+        (bridge, {"model.bf16": True, "ddp.use_megatron_fsdp": True}, "ddp.use_megatron_fsdp", Effect.RESULT),
+        (
+            bridge,
+            {"dataset.reset_attention_mask": True, "dataset.skip_getting_attention_mask_from_dataset": False},
+            "dataset.reset_attention_mask",
+            Effect.RESULT,
+        ),
+        (bridge, {"tokenizer.use_tokenizer_vocab_size": True, "model.vocab_size": 32000}, "model.vocab_size", Effect.NONE),
+        (titan, {"training.dataset": "c4"}, "training.dataset", Effect.RESULT),
+        (titan, {"training.dataloader.num_workers": 4}, "training.dataloader.num_workers", Effect.RESULT),
+        (titan, {"model.hf_assets_path": "./assets"}, "model.hf_assets_path", Effect.RESULT),
+        (titan, {"model.norm_type": "layernorm"}, "model.norm_type", Effect.MODEL),
+        (titan, {"model.norm_type": "fused_rmsnorm"}, "model.norm_type", Effect.NONE),
+        (nemo_file, {"trainer.use_distributed_sampler": True}, "trainer.use_distributed_sampler", Effect.RUN),
+        (nemo_file, {"trainer.replace_sampler_ddp": False}, "trainer.replace_sampler_ddp", Effect.NONE),
+        (nemo_file, {"trainer.detect_anomaly": True}, "trainer.detect_anomaly", Effect.RESULT),
+        (
+            nemo_file,
+            {"model.apply_query_key_layer_scaling": True, "trainer.precision": "16"},
+            "model.apply_query_key_layer_scaling",
+            Effect.RESULT,
+        ),
+        (
+            nemo_file,
+            {"model.apply_query_key_layer_scaling": True, "trainer.precision": "bf16"},
+            "model.apply_query_key_layer_scaling",
+            Effect.NONE,
+        ),
+        (nemo_file, {"model.mcore_gpt": False}, "model.mcore_gpt", Effect.RESULT),
+        (
+            nemo_file,
+            {"model.mcore_gpt": False, "model.transformer_engine": True, "model.activation": "swiglu"},
+            "model.transformer_engine",
+            Effect.MODEL,
+        ),
+        (nemo_file, {"model.mcore_gpt": False, "model.transformer_engine": True}, "model.transformer_engine", Effect.SPEED),
+        (
+            nemo_file,
+            {
+                "model.data.reset_attention_mask": True,
+                "model.get_attention_mask_from_fusion": False,
+                "model.transformer_engine": True,
+            },
+            "model.data.reset_attention_mask",
+            Effect.RESULT,
+        ),
+        (recipe, {"model.data.train_dir": "/d"}, "model.data.train_dir", Effect.RESULT),
+        (recipe, {"trainer.num_nodes": 4}, "trainer.num_nodes", Effect.RESULT),
         (bridge, {"rng.inference_rng_tracker": True}, "rng.inference_rng_tracker", Effect.RUN),
         (bridge, {"model.use_kitchen_attention": True}, "model.use_kitchen_attention", Effect.RUN),
         (bridge, {"model.window_size": [-1, -1]}, "model.window_size", Effect.NONE),
@@ -516,6 +614,10 @@ def test_keys_of_files(translate: Callable[..., Translation], values: dict[str, 
             {"weight_decay_incr_style": "linear", "start_weight_decay": 0.1, "end_weight_decay": 0.2},
         ),
         (bridge, {"validation.eval_iters": 0}, {"eval_iters": 0}),
+        # DistributedDataParallelConfig reduces gradients in the type of the weights unless told; MixedPrecisionConfig tells it.
+        (bridge, {"model.bf16": True, "ddp.overlap_grad_reduce": False}, {"grad_reduce_in_bf16": True}),
+        (bridge, {"mixed_precision.bf16": True, "ddp.overlap_grad_reduce": False}, {"grad_reduce_in_bf16": None}),
+        (bridge, {"tokenizer.use_tokenizer_vocab_size": True, "model.vocab_size": 32000}, {"vocab_size": None}),
         (bridge, {"validation.eval_interval": None}, {"eval_iters": 100, "eval_interval": 100}),
         (bridge, {"dataset.split": "1,0,0", "validation.eval_iters": 32}, {"eval_iters": 0}),
         (bridge, {"dataset.blend": [["a", "b"], [0.3, 0.7]]}, {"data_path": ["0.3", "a", "0.7", "b"]}),
@@ -635,6 +737,18 @@ def test_keys_of_files(translate: Callable[..., Translation], values: dict[str, 
 def test_carried_keys_of_files(translate: Callable[..., Translation], values: dict[str, Any], carried: dict[str, Any]) -> None:
     found = translate(**values).options
     assert {name: found.get(name) for name in carried} == carried
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"transformer_impl": "local", "reset_attention_mask": True},
+        {"transformer_impl": "local", "reset_attention_mask": True, "bf16": True, "no_masked_softmax_fusion": True},
+    ],
+)
+def test_a_mask_that_megatron_lm_reads_is_carried_alone(values: dict[str, Any]) -> None:
+    translation = flags(**values)
+    assert translation.options["reset_attention_mask"] is True and entry(translation, "reset_attention_mask") is None
 
 
 def test_a_whole_vocabulary_needs_no_padding() -> None:

@@ -83,4 +83,4 @@ def test_an_option_that_a_start_reads_is_never_only_told() -> None:
 def test_the_table_has_few_decisions() -> None:
     """The run that lt-train decides to train in its own way differs by rounding or by the numbers that are drawn."""
     counts = collections.Counter(result.becomes for trainer in TRAINERS for result in option_table.outcomes(trainer))
-    assert counts[option_table.DECIDED] < 60 < counts[option_table.CARRIED] < counts[option_table.REFUSED]
+    assert counts[option_table.DECIDED] < 90 < counts[option_table.CARRIED] < counts[option_table.REFUSED]

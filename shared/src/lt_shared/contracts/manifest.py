@@ -44,7 +44,8 @@ class Dataset:
     """One `.bin/.idx` pair. Only `prefix` and `weight` are known for a prefix that came without a description.
 
     Where it is `packed`, each sequence is one sample of so many tokens, and the one behind them, or shorter.
-    `stream` is the name of the stream that it is part number `part` of, counted from 0. Older versions ignore all three.
+    `stream` is the name of the stream that it is part number `part` of, counted from 0. `removed` counts the documents that its
+    writer left out, by kind. Older versions ignore all four.
     """
 
     prefix: str
@@ -58,6 +59,7 @@ class Dataset:
     packed: int | None = None
     stream: str | None = None
     part: int | None = None
+    removed: dict[str, int] | None = None
 
     kind = "dataset"
 
@@ -75,6 +77,9 @@ class Dataset:
         for field in ("dtype", "stream"):
             if not isinstance(record.get(field), str | None):
                 raise ValueError(f"{field} is {record[field]!r}")
+        removed = record.get("removed")
+        if removed is not None and not (isinstance(removed, dict) and all(type(count) is int for count in removed.values())):
+            raise ValueError(f"removed is {removed!r}, expected whole numbers by kind")
         if (record.get("stream") is None) != (record.get("part") is None):
             raise ValueError("one of stream and part without the other")
         if not isinstance(tokenizer, dict | None):

@@ -31,7 +31,8 @@ def belongs_to_other(status: os.stat_result, directory: str | os.PathLike[str]) 
 def check_link(path: str | os.PathLike[str]) -> None:
     """Raise BadData if another user made a link on the way to `path` and does not own its target; OSError without such a path.
 
-    He may not be able to read that file, and would have it read, and copied into an output, by whoever can.
+    He may not be able to read that file, and would have it read, and copied into an output, by whoever can. A blob of the Hub's
+    cache may belong to a third user (`_may_link`).
     """
     _followed(os.fspath(path))
 
@@ -90,7 +91,7 @@ def _followed(path: str) -> tuple[str, bool]:
         if links > _MOST_LINKS:
             raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
         target = os.readlink(here)
-        if is_other and os.lstat(os.path.realpath(here)).st_uid != status.st_uid:
+        if is_other and not _may_link(here, status):
             raise BadData(
                 f"{here}: is a link that another user (uid {status.st_uid}) has made to what is not his",
                 "copy the file itself if you trust it",
@@ -98,6 +99,25 @@ def _followed(path: str) -> tuple[str, bool]:
         components += target.split("/")[::-1]
         followed = "" if target.startswith("/") else followed
     return followed or "/", is_exposed
+
+
+def _may_link(link: str, status: os.stat_result) -> bool:
+    """Whether the owner of `link`, a path without links above it, may have it followed: to his own file, or to a blob of the
+    Hub's cache.
+
+    In a cache that several users fill, `NAME/snapshots/REVISION/FILE` of one leads to a blob in `NAME/blobs` that another has
+    downloaded. The owner of the link must be able to read the blob himself: by the mode for everyone, or for the link's group.
+    """
+    target = os.path.realpath(link)
+    target_status = os.lstat(target)
+    if target_status.st_uid == status.st_uid:
+        return True
+    repository, _, directory = os.path.dirname(target).rpartition("/")
+    is_blob = directory == "blobs" and stat.S_ISREG(target_status.st_mode) and link.startswith(f"{repository}/snapshots/")
+    if not is_blob:
+        return False
+    mode = target_status.st_mode
+    return bool(mode & stat.S_IROTH or (mode & stat.S_IRGRP and target_status.st_gid == status.st_gid))
 
 
 def reason_for_distrust(status: os.stat_result, directory: str | os.PathLike[str]) -> str | None:

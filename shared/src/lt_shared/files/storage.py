@@ -226,62 +226,9 @@ def is_directory(path: str | os.PathLike[str]) -> bool:
     return os.fspath(path).endswith("/") if is_remote(path) else os.path.isdir(path)
 
 
-def files_below(directory: str | os.PathLike[str]) -> list[str]:
-    """All regular files in a directory and its subdirectories, sorted; names that begin with a dot are left out.
-
-    Links are followed unless they lead upwards, and each directory is visited once. Warns of skipped links. Raises BadData for a
-    link that another user made to a third user's file, as opening it would.
-    """
-    name = os.fspath(directory)
-    if is_remote(name):
-        filesystem, key = store_of(name)
-        keys = retry(lambda: filesystem.find(key), name)
-        return sorted(filesystem.unstrip_protocol(path) for path in keys if "/." not in path.removeprefix(key))
-    paths: list[str] = []
-    left_out: list[str] = []
-    root = os.path.join(os.path.realpath(name), "")
-    visited: set[tuple[int, int]] = set()
-    for parent, directories, files in os.walk(name, onerror=_raise, followlinks=True):
-        status = os.stat(parent)
-        if (status.st_dev, status.st_ino) in visited:
-            directories.clear()
-            continue
-        visited.add((status.st_dev, status.st_ino))
-        for names in (directories, files):
-            visible = [entry for entry in names if not entry.startswith(".")]
-            skipped = [entry for entry in visible if _is_left_out(os.path.join(parent, entry), root)]
-            left_out += [os.path.join(parent, entry) for entry in skipped]
-            # In place, because os.walk descends into the directories that remain in its list.
-            names[:] = [entry for entry in visible if entry not in skipped]
-        paths += [os.path.join(parent, file) for file in files]
-    if left_out:
-        more = f" and {len(left_out) - 1:,} more" if len(left_out) > 1 else ""
-        warn(f"{min(left_out)}{more}: not read: no file, or a link that leads upwards; name it to read it")
-    return sorted(paths)
-
-
-def _is_left_out(path: str, root: str) -> bool:
-    """Whether `files_below` skips `path`: a pipe or device, or a link that leads upwards. `root` ends with a slash.
-
-    A link to nothing is not skipped: opening it raises NoInput with its name.
-    """
-    if is_special(path):
-        return True
-    if not os.path.islink(path):
-        return False
-    if os.path.exists(path):
-        ownership.check_link(path)
-    target, parent = (os.path.join(os.path.realpath(unresolved), "") for unresolved in (path, os.path.dirname(path)))
-    return root != target and (root.startswith(target) or (parent.startswith(target) and not target.startswith(root)))
-
-
 def is_special(path: str) -> bool:
     """Whether it is a pipe, a device or a socket."""
     return os.path.exists(path) and not (os.path.isfile(path) or os.path.isdir(path))
-
-
-def _raise(error: OSError) -> None:
-    raise IoFailure(f"{error.filename}: {error.strerror}")
 
 
 def expand(patterns: Sequence[str]) -> list[str]:

@@ -22,6 +22,7 @@ from lt_shared.files import storage
 READ_BYTES = 1 << 20
 LONGEST_LINE_BYTES = 1 << 30
 RECOGNISED_BYTES = 6
+PARQUET_MAGIC = b"PAR1"
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 ZSTD_MODULES = ("compression.zstd", "backports.zstd")
 
@@ -74,6 +75,8 @@ def _of_file(places: Sequence[Place]) -> list[SourceLine]:
         if problem := change(places[0].file):
             raise IoFailure(problem)
         if places[0].kind == "row":
+            if not _is_parquet(places[0].path):
+                return [SourceLine(number) for number in numbers]
             rows = _parquet_rows(places[0].path, [place.line for place in places])
             return [SourceLine(number, row=row) for number, row in zip(numbers, rows, strict=True)]
         return _lines(places, numbers)
@@ -90,6 +93,12 @@ def change(file: File) -> str | None:
     now = storage.fingerprint(file["path"])
     differs = any(file.get(key, value) != value for key, value in now.items() if key != "path")
     return f"{file['path']}: was changed since it was tokenized" if differs else None
+
+
+def _is_parquet(path: str) -> bool:
+    """Whether a file of rows is looked into: of tables, archives and Arrow files only the row's number is known."""
+    with storage.open_read(path) as file:
+        return file.read(len(PARQUET_MAGIC)) == PARQUET_MAGIC
 
 
 def _parquet_rows(path: str, numbers: Sequence[int]) -> list[dict[str, Any]]:

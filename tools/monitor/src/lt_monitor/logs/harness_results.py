@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from lt_shared.console import BadData, NoInput, warn
-from lt_shared.files import storage
+from lt_shared.files import listing, storage
 
 MAXIMUM_BYTES = 64 << 20
 # A task's main metric is the first metric in this order that it has.
@@ -46,7 +46,7 @@ def read(directory: str) -> list[HarnessResults]:
     """
     if not storage.is_remote(directory) and not os.path.isdir(directory):
         raise NoInput(f"{directory}: no such directory")
-    results = [result for path in storage.files_below(directory) if (result := _read(path, directory)) is not None]
+    results = [result for path in listing.files_below(directory) if (result := _read(path, directory)) is not None]
     if not results:
         raise BadData(
             f"{directory}: no scores of a checkpoint",

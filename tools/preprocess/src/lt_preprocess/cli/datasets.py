@@ -51,6 +51,11 @@ lt-preprocess shuffle data/web_text_document -o data/shuffled_text_document
 lt-preprocess shuffle data/web_text_document --seed 7 -o data/again_text_document
 """
 
+IMPORT_EXAMPLES = """
+lt-preprocess import tokenized/*.ds --tokenizer gpt2/ -o data/web_text_document
+lt-preprocess import part-*.npy --dtype uint32 --eod-token 100257 -o data/olmo_text_document
+"""
+
 PACK_EXAMPLES = """
 lt-preprocess pack data/web_text_document --seq-length 4096 -o data/packed_text_document
 """
@@ -163,6 +168,46 @@ def pack(source: str, seq_length: int, output_prefix: str, force: bool, plain: b
 
     plan = packing.plan(source, output_prefix, seq_length)
     _make(plan, packing.build, force, plain, dry_run)
+
+
+@commands.command("import", examples=IMPORT_EXAMPLES)
+@click.argument("sources", nargs=-1, required=True, metavar="SOURCE...")
+@OUTPUT
+@click.option("--tokenizer", metavar="TOKENIZER", help="Directory or file of the tokenizer that made the tokens, or its name.")
+@click.option(
+    "--eod-token",
+    metavar="TOKEN",
+    show_default="the tokenizer's",
+    help="The token that ends documents in .npy files: a special token of --tokenizer, or a number.",
+)
+@click.option(
+    "--dtype",
+    type=click.Choice(["uint8", "uint16", "uint32", "uint64", "int32", "int64"]),
+    show_default="the smallest for the tokenizer",
+    help="The type of a token in files that do not state it: .npy of OLMo-core, MDS columns of bytes.",
+)
+@FORCE
+@PLAIN
+@DRY_RUN
+def import_tokens(
+    sources: tuple[str, ...],
+    output_prefix: str,
+    tokenizer: str | None,
+    eod_token: str | None,
+    dtype: str | None,
+    force: bool,
+    plain: bool,
+    dry_run: bool,
+) -> None:
+    """Make a dataset of token ids that another tool wrote, with its documents.
+
+    SOURCE is a .ds file of datatrove beside its .ds.index, a .npy file of OLMo-core, a shard of mosaicml-streaming or litdata, a
+    directory of such files, or a glob pattern.
+    """
+    from lt_preprocess.datasets import token_import
+
+    plan = token_import.plan(sources, output_prefix, tokenizer, eod_token, dtype)
+    _make(plan, token_import.build, force, plain, dry_run)
 
 
 @commands.command(examples=SPLIT_EXAMPLES)

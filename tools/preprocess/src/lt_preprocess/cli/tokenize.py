@@ -2,13 +2,12 @@
 
 import dataclasses
 import os
-import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from lt_preprocess.cli import datasets, megatron_options
+from lt_preprocess.cli import curation_options, datasets, document_options, megatron_options
 from lt_shared import console
 
 if TYPE_CHECKING:
@@ -21,21 +20,6 @@ lt-preprocess 'crawl/*.jsonl.zst' books.jsonl.gz --tokenizer llama3/tokenizer.mo
 xz -dc corpus.jsonl.xz | lt-preprocess - --tokenizer gpt2/ --append-eod -o data/web > data/web.manifest
 lt-preprocess dump.jsonl --json-keys content --on-error quarantine --tokenizer tokenizer.json -o data/dump
 """
-UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 1 << 10, "mi": 1 << 20, "gi": 1 << 30, "ti": 1 << 40}
-
-
-class Size(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.4
-    """A number of bytes: 500M, 2GB, 1GiB."""
-
-    name = "size"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        if isinstance(value, int):
-            return value
-        match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]i?)?b?", value, re.IGNORECASE)
-        if match is None or float(match[1]) == 0:
-            self.fail(f"{value!r} is no size such as 500M, 2GB or 1GiB", param, ctx)
-        return int(float(match[1]) * UNITS[(match[2] or "").lower()])
 
 
 class _Command(console.DefaultCommand):
@@ -55,6 +39,12 @@ class _Command(console.DefaultCommand):
     default=("text",),
     metavar="KEY",
     help="A key that holds text; it becomes a part of the file names. Repeat the option for one dataset per key.",
+)
+@click.option(
+    "--sample-by",
+    type=click.Choice(["document", "line"]),
+    default="document",
+    help="What a plain text (.txt) holds: one document, or a document a line.",
 )
 @click.option("--append-eod", is_flag=True, help="End every document with the tokenizer's end-of-document token.")
 @click.option(
@@ -79,7 +69,7 @@ class _Command(console.DefaultCommand):
 )
 @click.option(
     "--max-shard-size",
-    type=Size(),
+    type=document_options.Size(),
     metavar="SIZE",
     help="Begin another dataset, PREFIX-part00001_text_document, before a .bin has more than SIZE (500M, 2GB) bytes.",
 )
@@ -92,6 +82,8 @@ class _Command(console.DefaultCommand):
 @click.option("--force", is_flag=True, help="Tokenize all again, whatever is there already.")
 @click.option("--plain", is_flag=True, help="Print the bare prefixes instead of the manifest.")
 @click.option("--dry-run", is_flag=True, help="Check everything, print the plan as JSON, write nothing.")
+@document_options.document_options
+@curation_options.curation_options
 @megatron_options.megatron_options
 @console.version_option("lt-preprocess", "numpy", "numba", "pyarrow", "sentencepiece", "tokenizers", "s3fs")
 def command(
@@ -99,6 +91,7 @@ def command(
     tokenizer: str | None,
     output_prefix: str,
     json_keys: tuple[str, ...],
+    sample_by: Any,
     append_eod: bool,
     eod_token: str | None,
     special_tokens: Any,
@@ -111,13 +104,16 @@ def command(
     plain: bool,
     dry_run: bool,
     input: tuple[str, ...],
-    **megatron: Any,
+    keep_length: tuple[str, ...],
+    keep_language: str | None,
+    decontaminate: tuple[str, ...],
+    **further: Any,
 ) -> None:
     """Tokenize documents into indexed datasets that Megatron-LM, NeMo and lt-train read.
 
-    FILE is a file of JSON lines, Parquet or plain text (.txt), compressed or not (gzip, zstd, xz, bzip2), a directory of such
-    files, a glob pattern, a URL such as s3://bucket/key, @LIST for a file of names, or - for standard input. A manifest of what
-    was made goes to standard output.
+    FILE is a file of JSON lines, Parquet, plain text (.txt), CSV, WebDataset's tar or WARC texts, compressed or not (gzip, zstd,
+    xz, bzip2), a directory of such files, a glob pattern, a URL such as s3://bucket/key, @LIST for a file of names, or - for
+    standard input. A manifest of what was made goes to standard output.
     """
     if files and input:
         if click.get_current_context().get_parameter_source("input") != click.core.ParameterSource.ENVIRONMENT:
@@ -125,14 +121,28 @@ def command(
         input = ()
     if not files and not input:
         raise click.UsageError("Missing argument 'FILE...'.")
+    document, megatron = document_options.separated(further)
     megatron_options.check_refused(megatron)
     from lt_preprocess.datasets import provenance
     from lt_preprocess.pipeline import journal, plan, run, sidecar
 
     workers = workers or len(os.sched_getaffinity(0))
-    options = plan.Options(json_keys, append_eod, on_error, special_tokens, _slice(shard), max_shard_size, stream)
+    rules = curation_options.rules(keep_length, keep_language, decontaminate)
     tokenizer_files, tokenizer_path = megatron_options.find_tokenizer(tokenizer, megatron)
-    run_plan = plan.plan([*files, *input], tokenizer_files, tokenizer_path, output_prefix, options, eod_token)
+    bos_token = document_options.bos_token(document)
+    options = plan.Options(
+        json_keys,
+        append_eod,
+        on_error,
+        special_tokens,
+        _slice(shard),
+        max_shard_size,
+        stream,
+        sample_by,
+        rules,
+        **document_options.plan_options(document, json_keys),
+    )
+    run_plan = plan.plan([*files, *input], tokenizer_files, tokenizer_path, output_prefix, options, eod_token, bos_token)
     datasets = sidecar.up_to_date(run_plan)
     if datasets is None and not force:
         sidecar.check_tokenizer(run_plan)
@@ -141,7 +151,7 @@ def command(
         console.print_json(run_plan.to_record() | {"up_to_date": datasets is not None, "workers": workers})
         return
     megatron_options.note_those_without_effect(megatron)
-    _say_what_ends_documents(run_plan)
+    _say_what_is_added(run_plan)
     if not append_eod and run_plan.tokenizer.eod is not None:
         console.warn("without --append-eod nothing tells a model where a document ends, and it trains across their borders")
     writer = _Printer(plain, run_plan)
@@ -181,9 +191,16 @@ class _Printer:
         self._lines.end()
 
 
-def _say_what_ends_documents(run_plan: "Plan") -> None:
+def _say_what_is_added(run_plan: "Plan") -> None:
+    """Name the tokens that begin and end documents, and those of a transformation."""
     from lt_preprocess.tokenizers.end_of_document import TURN_ENDS
 
+    options = run_plan.options
+    if options.bos is not None:
+        console.note(f"every document begins with {run_plan.name_of_token(options.bos)} ({options.bos})")
+    if options.fim is not None:
+        tokens = ", ".join(f"{name} ({number})" for name, number in (options.fim.tokens or {}).items())
+        console.note(f"fill in the middle with {tokens}")
     if run_plan.eod is None:
         return
     if run_plan.eod_name in TURN_ENDS:

@@ -237,7 +237,7 @@ def _is_state(record: Any, plan: Plan) -> bool:
     try:
         state, datasets = State.from_record(record), record["datasets"]
         names = [*datasets, record["quarantine"], record["on_error"]]
-    except (TypeError, KeyError):
+    except (TypeError, KeyError, ValueError):
         return False
     part = re.escape(os.path.basename(plan.prefix)) + r"(-part[0-9]{5,})?_"
     return (

@@ -16,8 +16,8 @@ from typing import IO, Any, Self
 
 import numpy as np
 
-from lt_preprocess.pipeline import origin_rows, sidecar
-from lt_preprocess.pipeline.assembly import Documents
+from lt_preprocess.documents.assembly import Documents
+from lt_preprocess.pipeline import origin_rows, removals, sidecar
 from lt_preprocess.pipeline.encoding import Encoded
 from lt_preprocess.pipeline.origin_rows import InputLines, OriginRows
 from lt_preprocess.pipeline.plan import Plan
@@ -138,6 +138,7 @@ class OutputPart:
                 self._plan.tokenizer.vocab_size,
                 self._plan.tokenizer.eod,
                 self._plan.identity,
+                removed=removals.subtracted(state.removed, state.removed_before) or None,
             )
             content = sidecar.content(self._plan, dataset, writer.extent, writer.complete(), state, origins)
             writer.publish((manifest.sidecar_path(prefix), content))

@@ -8,16 +8,26 @@ for bad lines.
 
 import dataclasses
 import difflib
+import functools
 import hashlib
 import json
 import os
+import re
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Literal
 
-from lt_preprocess.readers import inputs
+import numpy as np
+
+from lt_preprocess.curation.rules import NO_RULES, Rules
+from lt_preprocess.documents import recipe as recipes
+from lt_preprocess.documents.document_form import DocumentForm
+from lt_preprocess.documents.fill_in_the_middle import FillInTheMiddle
+from lt_preprocess.readers import inputs, text_template
+from lt_preprocess.readers.inputs import SampleBy
 from lt_preprocess.readers.slices import Slice
+from lt_preprocess.tokenizers import beginning_of_document
 from lt_preprocess.tokenizers import loading as tokenizers
 from lt_preprocess.tokenizers.base import SpecialTokens, Tokenizer
 from lt_shared.console import BadConfig, CannotCreate, UsageError, warn
@@ -36,11 +46,15 @@ FIRST_PART_TOKENS, LARGEST_PART_TOKENS = 1 << 22, 1 << 28
 OnError = Literal["fail", "skip", "quarantine"]
 
 
+TokenType = Literal["uint16", "int32"]
+
+
 @dataclasses.dataclass(frozen=True)
 class Options:
     """What changes the result, besides the inputs and the tokenizer. `max_shard_bytes` is the most that a .bin may have.
 
-    The parts of a `stream` begin small and double.
+    The parts of a `stream` begin small and double. `template` makes the text of a document from several fields; `bos` is the
+    token that begins documents, None for none; `dtype` None is the smallest type for the vocabulary.
     """
 
     json_keys: tuple[str, ...] = ("text",)
@@ -50,11 +64,22 @@ class Options:
     shard: Slice | None = None
     max_shard_bytes: int | None = None
     stream: bool = False
+    sample_by: SampleBy = "document"
+    rules: Rules = NO_RULES
+    template: str | None = None
+    bos: int | None = None
+    max_document_tokens: int | None = None
+    limit_documents: int | None = None
+    limit_tokens: int | None = None
+    fim: FillInTheMiddle | None = None
+    dtype: TokenType | None = None
 
     def to_record(self) -> dict[str, Any]:
-        """Leave out options that are off and newer than streams, so that older fingerprints stay valid."""
+        """Leave out newer options that have their default, so that older fingerprints stay valid."""
         record = dataclasses.asdict(self)
-        return record if self.stream else {name: value for name, value in record.items() if name != "stream"}
+        del record["rules"]
+        newer = {name: value for name, value in record.items() if name not in _NEWER or value != _NEWER[name]}
+        return newer | self.rules.to_record()
 
     @property
     def has_parts(self) -> bool:
@@ -64,6 +89,12 @@ class Options:
         """The most tokens that a part may have, None for all: it depends on the text alone, never on time."""
         stated = None if self.max_shard_bytes is None else self.max_shard_bytes // token_bytes
         return min(stated or LARGEST_PART_TOKENS, FIRST_PART_TOKENS << min(part, 32)) if self.stream else stated
+
+
+_NEWER = {"stream": False, "sample_by": "document"} | dict.fromkeys(
+    ("template", "bos", "max_document_tokens", "limit_documents", "limit_tokens", "fim", "dtype")
+)
+"""Options that older versions did not have, with their defaults."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,10 +111,11 @@ class Plan:
     tokenizer: Tokenizer
     identity: manifest.Tokenizer
     options: Options
+    rules_fingerprint: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     @property
     def dtype(self) -> str:
-        return indexed_dataset.dtype_for(self.tokenizer.vocab_size).name
+        return self.options.dtype or indexed_dataset.dtype_for(self.tokenizer.vocab_size).name
 
     @property
     def eod(self) -> int | None:
@@ -93,16 +125,31 @@ class Plan:
     @property
     def eod_name(self) -> str:
         """The token that ends documents, as text."""
+        return "" if self.tokenizer.eod is None else self.name_of_token(self.tokenizer.eod)
+
+    def name_of_token(self, token: int) -> str:
+        """A special token as documents would spell it."""
         names = {number: name for name, number in self.tokenizer.special_tokens.items()}
-        eod = self.tokenizer.eod
-        return "" if eod is None else names.get(eod) or self.tokenizer.decode([eod]).decode("utf-8", "replace")
+        return names.get(token) or self.tokenizer.decode([token]).decode("utf-8", "replace")
+
+    @functools.cached_property
+    def recipe(self) -> recipes.Recipe:
+        """How the chunks of the inputs become documents."""
+        options = self.options
+        form = DocumentForm(np.dtype(self.dtype), options.bos, self.eod, options.max_document_tokens, options.fim)
+        return recipes.make(options.json_keys, options.template, form)
+
+    @property
+    def optional_fields(self) -> tuple[str, ...]:
+        """The fields of the template that documents need not fill."""
+        return () if self.options.template is None else text_template.parse(self.options.template).optional_fields
 
     @property
     def fingerprint(self) -> str | None:
         """None with standard input or a pipe: nobody can tell whether it is the same again."""
         if self.sources is None:
             return None
-        options = self.options.to_record()
+        options = self.options.to_record() | self.rules_fingerprint
         del options["on_error"]
         record = {
             "v": RESULT_VERSION,
@@ -152,19 +199,30 @@ def plan(
     output_prefix: str,
     options: Options,
     eod_token: str | None = None,
+    bos_token: str | None = None,
 ) -> Plan:
     """Check everything that can be checked before work begins. `files` is the tokenizer that the user called `given`.
 
-    `eod_token` names a special token that ends documents instead of the tokenizer's own choice.
+    `eod_token` names a special token that ends documents instead of the tokenizer's own choice, `bos_token` one that begins them
+    ("" for the tokenizer's own choice).
 
     Raises: NoInput for a missing input, BadData for a tokenizer that cannot be read, BadConfig when `append_eod` asks for a token
     that the tokenizer does not have, UsageError for options that contradict each other, CannotCreate for a directory that is not
-    there.
+    there and for an output that is also an input.
     """
     if len(set(options.json_keys)) < len(options.json_keys):
         raise UsageError("a key is given twice in --json-keys")
     if options.stream and len(options.json_keys) > 1:
         raise UsageError("--stream and several --json-keys", "a stream is of one key: start a command for each")
+    if options.max_document_tokens is not None:
+        if len(options.json_keys) > 1:
+            raise UsageError(
+                "--max-document-tokens and several --json-keys: their documents would not be the same", "start a command for each"
+            )
+        if options.fim is not None:
+            raise UsageError("--max-document-tokens and --fim-rate: a cut would part the middle from its prefix and suffix")
+    if options.template is not None:
+        text_template.parse(options.template)
     for key in options.json_keys:
         if "/" in key or not key:
             raise UsageError(f"--json-keys {key!r}: cannot be a part of a file name")
@@ -184,10 +242,20 @@ def plan(
             f"{tokenizer_path}: this tokenizer has no end-of-document token for --append-eod",
             "name one of its special tokens with --eod-token, or leave --append-eod out",
         )
+    if empty := [source["path"] for source in sources or () if source.get("size_bytes") == 0]:
+        more = f" and {len(empty) - 1:,} more" if len(empty) > 1 else ""
+        warn(f"{empty[0]}{more}: empty: a failed copy, or no documents")
+    if bos_token is not None:
+        options = dataclasses.replace(options, bos=_bos(loaded, files, bos_token))
+    if options.fim is not None:
+        options = dataclasses.replace(options, fim=options.fim.resolved(loaded))
+    if options.dtype is not None and loaded.vocab_size - 1 > np.iinfo(options.dtype).max:
+        raise BadConfig(f"--dtype {options.dtype}: too small for the {loaded.vocab_size:,} entries of this tokenizer")
     prefix = _checked_prefix(output_prefix)
     if options.shard is not None:
         prefix = f"{prefix}-{options.shard.index:05d}-of-{options.shard.count:05d}"
-    return Plan(prefix, paths, sources, loaded, tokenizers.identity(files, tokenizer_path), options)
+    _check_that_no_input_is_an_output(paths, prefix, options)
+    return Plan(prefix, paths, sources, loaded, tokenizers.identity(files, tokenizer_path), options, options.rules.fingerprint())
 
 
 def _given_twice(paths: Sequence[str]) -> str | None:
@@ -206,10 +274,27 @@ def _given_twice(paths: Sequence[str]) -> str | None:
 def _end_with(tokenizer: Tokenizer, token: str, options: Options) -> None:
     if not options.append_eod:
         raise UsageError(f"--eod-token {token} ends no document without --append-eod")
+    tokenizer.eod = _special_token(tokenizer, token, "--eod-token")
+
+
+def _special_token(tokenizer: Tokenizer, token: str, option: str) -> int:
     if token not in tokenizer.special_tokens:
         similar = difflib.get_close_matches(token, tokenizer.special_tokens, 3) or list(tokenizer.special_tokens)[:3]
-        raise BadConfig(f"--eod-token {token}: not a special token of this tokenizer", f"for example {', '.join(similar)}")
-    tokenizer.eod = tokenizer.special_tokens[token]
+        raise BadConfig(f"{option} {token}: not a special token of this tokenizer", f"for example {', '.join(similar)}")
+    return tokenizer.special_tokens[token]
+
+
+def _bos(tokenizer: Tokenizer, files: TokenizerFiles, token: str) -> int:
+    """The token that begins documents; `token` is "" for the one that the tokenizer's files name."""
+    if token:
+        return _special_token(tokenizer, token, "--bos-token")
+    bos = beginning_of_document.find(files, tokenizer)
+    if bos is None:
+        raise BadConfig(
+            f"{files.name}: no beginning-of-document token is known for this tokenizer",
+            "name one of its special tokens with --bos-token, or leave --prepend-bos out",
+        )
+    return bos
 
 
 def _checked_prefix(prefix: str) -> str:
@@ -227,6 +312,22 @@ def _checked_prefix(prefix: str) -> str:
         if not os.access(directory, os.W_OK):
             raise CannotCreate(f"{directory}: not writable")
     return manifest.absolute(prefix)
+
+
+def _check_that_no_input_is_an_output(paths: Sequence[str], prefix: str, options: Options) -> None:
+    """Raise CannotCreate for an input that this run would replace or delete when it publishes its files."""
+    keys = "|".join(map(re.escape, options.json_keys))
+    part = "-part[0-9]{5,}" if options.has_parts else ""
+    outputs = re.compile(
+        f"{re.escape(_resolved(prefix))}{part}_(({keys})_document[.](bin|idx|json)|quarantine[.]jsonl)", re.DOTALL
+    )
+    if overwritten := [path for path in paths if path != inputs.STDIN and outputs.fullmatch(_resolved(path))]:
+        raise CannotCreate(f"{overwritten[0]}: is an input, and would be replaced by an output", "choose another -o")
+
+
+def _resolved(path: str) -> str:
+    """The path without links; an object of a store has none."""
+    return path if storage.is_remote(path) else os.path.realpath(path)
 
 
 def _can_be_read_again(path: str) -> bool:

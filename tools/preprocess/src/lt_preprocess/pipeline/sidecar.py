@@ -21,7 +21,7 @@ from lt_preprocess.pipeline.plan import REQUESTS_AT_ONCE, Plan
 from lt_preprocess.pipeline.state import State
 from lt_preprocess.readers import inputs
 from lt_shared import credentials, installed_versions
-from lt_shared.console import BadData, NoInput
+from lt_shared.console import BadData, NoInput, warn
 from lt_shared.contracts import manifest
 from lt_shared.data import indexed_dataset
 from lt_shared.data.document_origins.origins import KEY, File
@@ -62,10 +62,19 @@ def content(
         "sources": _sources(plan, state),
         "options": options,
         KEY: origins,
-        "counts": extent.counts() | {"bad_lines": state.bad_lines - state.bad_lines_before},
+        "counts": extent.counts()
+        | {"bad_lines": state.bad_lines - state.bad_lines_before}
+        | ({} if dataset.removed is None else {"removed": dataset.removed})
+        | _empty_fields(plan, state),
         "made_by": {"python": platform.python_version()} | installed_versions(("lt-preprocess", *PACKAGES)),
     }
     return manifest.sidecar_content(record)
+
+
+def _empty_fields(plan: Plan, state: State) -> dict[str, Any]:
+    """The documents up to the end of this part that do not fill an optional field, by field."""
+    counts = dict(zip(plan.optional_fields, state.empty_fields, strict=False))
+    return {"empty_fields": counts} if counts else {}
 
 
 def _json_key(plan: Plan, prefix: str, part: int) -> str:
@@ -181,8 +190,12 @@ def _documents_not_read(prefix: str, plan: Plan) -> str | None:
     if record is None or "sources" not in record:
         return None
     stored_sources: list[dict[str, Any]] | None = record["sources"]
+    if stored_sources is None and plan.sources is None:
+        documents = (record.get("counts") or {}).get("documents", "the")
+        warn(f"{prefix}: {documents} documents that came from standard input are replaced")
+        return None
     if stored_sources is None or plan.sources is None:
-        return "documents of other inputs" if stored_sources is not plan.sources else None
+        return "documents of other inputs"
     planned_paths = {source["path"] for source in plan.sources} | {credentials.without_tokens(path) for path in plan.paths}
     missing = [source for source in stored_sources if source["path"] not in planned_paths and not _is_moved(source, plan)]
     return replacement.name_missing([source["path"] for source in missing], "inputs")

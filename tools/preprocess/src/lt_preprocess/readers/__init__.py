@@ -1,4 +1,4 @@
-"""Paths in, chunks of documents out, from JSON lines, Parquet or plain text, compressed, remote or from a pipe.
+"""Paths in, chunks of documents out, from lines, tables, Parquet, archives or text, compressed, remote or from a pipe.
 
 `inputs` finds and opens them; a chunk's `batch` parses it in the thread that encodes it.
 """

@@ -178,11 +178,11 @@ class RangeChunk(LinesChunk):
 
 
 def range_chunks(
-    file: RangeFile, input_number: int, begin: int, stop: int, advance: Callable[[int], None]
+    file: RangeFile, input_number: int, begin: int, stop: int, advance: Callable[[int], None], is_text: bool = False
 ) -> Iterator[RangeChunk]:
     """The chunks that own the lines from `begin` to `stop`."""
     while begin < stop:
         end = min(begin + file.chunk_bytes, stop)
-        yield RangeChunk(file.path, Position(input_number, end, 0), file, begin)
+        yield RangeChunk(file.path, Position(input_number, end, 0), file, begin, is_text=is_text)
         advance(end - begin)
         begin = end

@@ -59,6 +59,15 @@ class Lines(NamedTuple):
         data = np.frombuffer(bytearray().join((bytes(MARGIN_BYTES), content, bytes(PADDING_BYTES))), np.uint8)
         return cls(data, MARGIN_BYTES, MARGIN_BYTES + len(content), offset, lambda: line or None)
 
+    def numbered(self, lines_before: int) -> Callable[[], int | None]:
+        """Return a function for the number of the line after `lines_before` lines, which may take a while to know."""
+
+        def line_number() -> int | None:
+            first = self.first_line()
+            return None if first is None else first + lines_before
+
+        return line_number
+
 
 @dataclasses.dataclass(frozen=True)
 class Chunk(abc.ABC):

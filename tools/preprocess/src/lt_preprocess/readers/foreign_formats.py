@@ -10,7 +10,8 @@ import shlex
 from typing import NamedTuple
 
 from lt_preprocess.readers.decompression import decompressor_for
-from lt_preprocess.readers.paths import COMPRESSION_SUFFIXES, STDIN, display_name, is_text, without_compression
+from lt_preprocess.readers.paths import COMPRESSION_SUFFIXES, STDIN, display_name
+from lt_preprocess.readers.text_table import looks_like_table
 from lt_shared.console import BadData
 
 HEAD_BYTES = 512
@@ -18,9 +19,7 @@ HEAD_BYTES = 512
 
 PARQUET_MAGIC = b"PAR1"
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
-_TAR_OFFSET = 257
 _COMPRESSED_NAMES = {".br": "brotli -dc", ".lz4": "lz4 -dc", ".sz": "snzip -dc", ".z": "uncompress -c"}
-_TABLE_NAMES = (".csv", ".tsv", ".psv")
 
 
 class Format(NamedTuple):
@@ -38,7 +37,9 @@ _UTF32 = Format("UTF-32 text", "iconv -f UTF-32 -t UTF-8 {} | lt-preprocess - ..
 _PICKLE = Format("a pickle, which is never loaded", "write the texts as JSON lines")
 _NAME_DOCUMENTS = "name a file of documents"
 _PICTURE = Format("a picture", _NAME_DOCUMENTS)
-_TABLE = Format("a table of text", "python -c \"import pandas; pandas.read_csv('FILE').to_parquet('FILE.parquet')\"")
+_TABLE = Format(
+    "a table of text without a column of this name", "--json-keys names the column; a table needs a first row of column names"
+)
 _SIGNATURES = {
     b"version https://git-lfs.github.com/spec/": _LFS,
     b"version https://hawser.github.com/spec/": _LFS,
@@ -55,8 +56,6 @@ _SIGNATURES = {
     b"7z\xbc\xaf\x27\x1c": Format("a 7z archive", "7z x -so {} | lt-preprocess - ..."),
     b"Rar!\x1a\x07": Format("a RAR archive", "unrar p -inul {} | lt-preprocess - ..."),
     b"PARE": Format("encrypted Parquet", "write it again without encryption"),
-    b"ARROW1": Format("an Arrow file", _CONVERT.format("file")),
-    b"\xff\xff\xff\xff": Format("an Arrow stream", _CONVERT.format("file")),
     b"FEA1": Format("a Feather file", "python -c \"import pandas; pandas.read_feather('FILE').to_parquet('FILE.parquet')\""),
     b"ORC": Format("an ORC file", "python -c \"import pandas; pandas.read_orc('FILE').to_parquet('FILE.parquet')\""),
     b"Obj\x01": Format("an Avro file", "avro-tools tojson {} | lt-preprocess - ..."),
@@ -71,7 +70,6 @@ _SIGNATURES = {
     b"GIF87a": _PICTURE,
     b"GIF89a": _PICTURE,
     b"\x7fELF": Format("a program", _NAME_DOCUMENTS),
-    b"WARC/1.": Format("a WARC archive", "extract the texts as JSON lines"),
     b"\x00\x05\x16\x07": Format("a file of macOS with attributes of another file", "name the file without the leading ._"),
     b"\xff\xfe\x00\x00": _UTF32,
     b"\x00\x00\xfe\xff": _UTF32,
@@ -87,7 +85,7 @@ _SIGNATURES = {
 }
 """What no JSON line begins with, the longer of two that begin alike first."""
 
-_MAY_BEGIN_TEXT = frozenset([b"LZIP", b"PARE", b"ARROW1", b"FEA1", b"ORC", b"GGUF", b"WARC/1.", b"GIF87a", b"GIF89a"])
+_MAY_BEGIN_TEXT = frozenset([b"LZIP", b"PARE", b"FEA1", b"ORC", b"GGUF", b"GIF87a", b"GIF89a"])
 
 _HTML = re.compile(rb"<(!doctype\s+html|html|head|body)\b", re.IGNORECASE)
 _XML = re.compile(rb"<(\?xml|Error|ListBucketResult)\b")
@@ -95,9 +93,9 @@ _ARRAY = re.compile(rb"\[\s*(\{|$|[\r\n])")
 _OBJECT_ON_LINES = re.compile(rb"\{[ \t]*\r?\n\s*[\"}]")
 
 
-def check(path: str, start: bytes) -> None:
+def check(path: str, start: bytes, is_text: bool) -> None:
     """Raise BadData when the first HEAD_BYTES of a file, or of its decompressed content, hold no documents."""
-    foreign_format = _recognised(path, start)
+    foreign_format = _recognised(path, start, is_text)
     if foreign_format is None:
         return
     name = "FILE" if path == STDIN else shlex.quote(path)
@@ -107,13 +105,13 @@ def check(path: str, start: bytes) -> None:
     )
 
 
-def check_decompressed(path: str, start: bytes) -> None:
+def check_decompressed(path: str, start: bytes, is_text: bool) -> None:
     """As `check`, for decompressed content, which is not compressed again."""
     if decompressor_for(start):
         raise BadData(f"{display_name(path)}: is compressed twice", "decompress it once: a pipe to lt-preprocess - will do")
     if start.startswith(PARQUET_MAGIC):
         raise BadData(f"{display_name(path)}: Parquet in a compressed file", "decompress the file: Parquet compresses its pages")
-    check(path, start)
+    check(path, start, is_text)
 
 
 def _contradiction(path: str) -> str:
@@ -122,13 +120,11 @@ def _contradiction(path: str) -> str:
     return "is " if path == STDIN or suffix is None else f"is not what its name ({suffix[0]}) says but "
 
 
-def _recognised(path: str, start: bytes) -> Format | None:
+def _recognised(path: str, start: bytes, is_text: bool) -> Format | None:
     for signature, signature_format in _SIGNATURES.items():
-        if start.startswith(signature) and not (is_text(path) and signature in _MAY_BEGIN_TEXT):
+        if start.startswith(signature) and not (is_text and signature in _MAY_BEGIN_TEXT):
             return signature_format
-    if start[_TAR_OFFSET:].startswith(b"ustar"):
-        return Format("a tar archive", "tar -xf {} and name the files in it")
-    if is_text(path):
+    if is_text:
         return None
     content = start.removeprefix(_BYTE_ORDER_MARK).lstrip()
     if _HTML.match(content):
@@ -147,7 +143,7 @@ def _recognised(path: str, start: bytes) -> Format | None:
         return Format("a JSON sequence (RFC 7464)", "tr -d '\\036' < {} | lt-preprocess - ...")
     if not content:
         return None
-    if _is_table(content):
+    if looks_like_table(content):
         return _TABLE
     return Format("markup", _AGAIN) if content.startswith(b"<") else _by_name(path.lower())
 
@@ -172,14 +168,6 @@ def _is_joined(line: bytes) -> bool:
     return text.startswith("{") and text[end:].lstrip().startswith("{")
 
 
-def _is_table(content: bytes) -> bool:
-    """Whether the first lines are not JSON and contain one separator equally often."""
-    lines = content.split(b"\n")[:-1][:3]
-    if len(lines) < 3 or any(line.lstrip().startswith((b"{", b"[")) for line in lines):
-        return False
-    return any(len({line.count(separator) for line in lines}) == 1 and separator in lines[0] for separator in (b",", b"\t", b";"))
-
-
 def _by_name(name: str) -> Format | None:
     """Guess the format from the file name, for a file whose content does not begin like JSON lines."""
     for suffix, command in _COMPRESSED_NAMES.items():
@@ -187,14 +175,12 @@ def _by_name(name: str) -> Format | None:
             return Format(f"data that {command.split()[0]} may decompress", f"{command} {{}} | lt-preprocess - ...")
     if name.endswith(".parquet"):
         return Format("no Parquet", _AGAIN)
-    if without_compression(name).endswith(_TABLE_NAMES):
-        return _TABLE
     return None
 
 
-def check_compression(path: str, start: bytes) -> None:
+def check_compression(path: str, start: bytes, is_text: bool) -> None:
     """Raise BadData for a file that its name calls compressed, and that is neither compressed nor text."""
     name = path.lower()
-    if name.endswith(COMPRESSION_SUFFIXES) and not is_text(path) and not start.lstrip().startswith(b"{"):
+    if name.endswith(COMPRESSION_SUFFIXES) and not is_text and not start.lstrip().startswith(b"{"):
         suffix = name[name.rindex(".") :]
         raise BadData(f"{path}: is not compressed as its name ({suffix}) says, and no JSON lines", _AGAIN)

@@ -3,11 +3,9 @@
 Lines that the scan does not understand go to a JSON parser one by one; those that no parser accepts are reported as bad.
 """
 
-from collections.abc import Callable
-
 import numpy as np
 
-from lt_preprocess.readers import json_line, json_scan, utf8
+from lt_preprocess.readers import json_line, json_scan, text_keys, utf8
 from lt_preprocess.readers.batch import BadLine, Batch, ChunkLines, Column
 from lt_preprocess.readers.chunks import Lines
 from lt_preprocess.readers.json_scan import Keys, ScanResults
@@ -43,7 +41,7 @@ def json_lines(lines: Lines, source: str, json_keys: tuple[str, ...]) -> Batch:
             try:
                 results = _with_document(results, json_line.texts_of(line, json_keys))
             except json_line.Unusable as reason:
-                number = _line_number(lines.first_line, int(results.counts[1]))
+                number = lines.numbered(int(results.counts[1]))
                 bad_lines.append(BadLine(source, lines.offset + at - lines.start, str(reason), line, number))
                 left_out.append(int(results.counts[1]))
         results.counts[1] += 1
@@ -60,16 +58,8 @@ def _chunk_lines(lines: Lines, results: ScanResults, bad: list[int]) -> ChunkLin
     return ChunkLines(lines.offset, count, sorted([*bad, *blank]))
 
 
-def _line_number(first_line: Callable[[], int | None], lines_before: int) -> Callable[[], int | None]:
-    def line_number() -> int | None:
-        first = first_line()
-        return None if first is None else first + lines_before
-
-    return line_number
-
-
 def _packed(json_keys: tuple[str, ...]) -> Keys:
-    encoded = [key.encode() for key in json_keys]
+    encoded = [text_keys.name_of(key).encode() for key in json_keys]
     return Keys(np.frombuffer(bytearray(b"".join(encoded)), np.uint8), np.cumsum([0, *map(len, encoded)]))
 
 

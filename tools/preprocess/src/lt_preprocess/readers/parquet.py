@@ -2,25 +2,18 @@
 
 The pages of a column are read on demand, so a row group of gigabytes needs no more memory than a small row group. The number of
 rows decoded at once depends on their decoded size, which a file does not state: a dictionary or a shared prefix may be a
-thousandth of it. Chunks have about 1 MiB; decoded rows are cut or joined to this size. A null is a bad row, as null is in JSON; a
-file without the column is an error. Page checksums, if a file has them, are verified.
+thousandth of it. Page checksums, if a file has them, are verified.
 """
 
-import dataclasses
 import functools
-import itertools
-import json
 from collections.abc import Callable, Iterator, Sequence
-from typing import IO, Any, ClassVar
+from typing import IO, Any
 
-import numpy as np
-
-from lt_preprocess.readers import chunks, json_line, utf8
-from lt_preprocess.readers.batch import BadLine, Batch, ChunkLines, Column
-from lt_preprocess.readers.chunks import Chunk, Position
-from lt_preprocess.texts import PADDING_BYTES, Lengths, Texts
-from lt_shared.console import BadData, Unavailable
-from lt_shared.data.document_origins.origins import Kind
+from lt_preprocess.readers import chunks
+from lt_preprocess.readers.arrow_rows import RowsChunk, WaitingRows, load_pyarrow, text_bytes_of_rows, text_type
+from lt_preprocess.readers.chunks import Position
+from lt_preprocess.texts import Lengths
+from lt_shared.console import BadData
 
 FIRST_ROWS, FEWEST_ROWS, MOST_ROWS, GROWTH = 16, 8, 1024, 8
 """Rows that are decoded at once: at first, when they are large, when they are small; and by what factor it grows."""
@@ -28,109 +21,11 @@ FIRST_ROWS, FEWEST_ROWS, MOST_ROWS, GROWTH = 16, 8, 1024, 8
 MOST_TIMES_TOO_LARGE = 4
 
 
-def _pyarrow() -> Any:
-    try:
-        import pyarrow.compute
-        import pyarrow.parquet
-    except ImportError:
-        raise Unavailable("reading Parquet needs pyarrow", "pip install 'lt-preprocess[parquet]'") from None
-    return pyarrow
-
-
-@dataclasses.dataclass(frozen=True)
-class RowsChunk(Chunk):
-    """Rows of a file from number `first_row` (from 0) on; one Arrow array per key."""
-
-    first_row: int
-    arrays: list[Any]
-
-    kind: ClassVar[Kind] = "row"
-
-    def batch(self, json_keys: tuple[str, ...]) -> Batch:
-        reasons: dict[int, str] = {}
-        columns = []
-        for key, array in zip(json_keys, self.arrays, strict=True):
-            texts, per_row = _flat(array)
-            for row, reason in _unusable(array, key, texts, per_row):
-                reasons.setdefault(row, reason)
-            columns.append((texts, per_row))
-        if reasons:
-            good = np.ones(len(self.arrays[0]), bool)
-            good[list(reasons)] = False
-            columns = [_flat(array.filter(_pyarrow().array(good))) for array in self.arrays]
-        bad_rows = [self._bad_row(row, reasons[row], json_keys) for row in sorted(reasons)]
-        lines = ChunkLines(self.first_row, len(self.arrays[0]), sorted(reasons))
-        return Batch([_column(texts, per_row) for texts, per_row in columns], bad_rows, lines)
-
-    def _bad_row(self, row: int, reason: str, json_keys: tuple[str, ...]) -> BadLine:
-        values = {key: _as_json(array[row]) for key, array in zip(json_keys, self.arrays, strict=True)}
-        number = self.first_row + row
-        return BadLine(self.source, number, reason, json.dumps(values).encode(), lambda: number + 1, is_row=True)
-
-
-def _as_json(scalar: Any) -> Any:
-    """The value with bytes that are no UTF-8 as lone surrogates, which `errors="surrogateescape"` turns back."""
-    if not scalar.is_valid:
-        return None
-    if hasattr(scalar, "values"):
-        return [_as_json(item) for item in scalar.values]
-    return scalar.as_buffer().to_pybytes().decode(errors="surrogateescape")
-
-
-def _flat(array: Any) -> tuple[Texts, Lengths]:
-    """All texts of an array, empty and null ones too, and the number of texts in each row."""
-    if not _is_list(array.type):
-        return _texts(array), np.ones(len(array), np.int64)
-    lengths = array.value_lengths().fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64)
-    return _texts(array.flatten()), lengths
-
-
-def _texts(array: Any) -> Texts:
-    """Copies the texts of an Arrow array of large strings; a null has no bytes."""
-    _, offset_buffer, data_buffer = array.buffers()
-    if len(array) == 0:
-        return Texts.from_list([])
-    offsets = np.frombuffer(offset_buffer, np.int64)[array.offset : array.offset + len(array) + 1]
-    first, size = int(offsets[0]), int(offsets[-1] - offsets[0])
-    data = np.zeros(size + PADDING_BYTES, np.uint8)
-    if size:
-        data[:size] = np.frombuffer(data_buffer, np.uint8, size, first)
-    return Texts(data, offsets - first)
-
-
-def _is_list(kind: Any) -> bool:
-    types = _pyarrow().types
-    return bool(types.is_list(kind) or types.is_large_list(kind))
-
-
-def _unusable(array: Any, key: str, texts: Texts, per_row: Lengths) -> Iterator[tuple[int, str]]:
-    """The rows that are no document, and why."""
-    for row in np.flatnonzero(array.is_null().to_numpy(zero_copy_only=False)).tolist():
-        yield row, json_line.wrong_type(key, None)
-    row_of_text = np.repeat(np.arange(len(per_row)), per_row)
-    if _is_list(array.type) and (items := array.flatten()).null_count:
-        for text in np.flatnonzero(items.is_null().to_numpy(zero_copy_only=False)).tolist():
-            yield int(row_of_text[text]), json_line.wrong_type(key, [])
-    for text in utf8.invalid(texts):
-        yield int(row_of_text[text]), f"{key!r} is invalid UTF-8"
-
-
-def _column(texts: Texts, per_row: Lengths) -> Column:
-    """Leave empty texts out."""
-    is_text = np.diff(texts.offsets) > 0
-    if is_text.all():
-        return Column(texts, per_row)
-    before = np.concatenate([[0], np.cumsum(is_text)])
-    ends = np.cumsum(per_row)
-    offsets = np.append(texts.offsets[:-1][is_text], texts.offsets[-1])
-    return Column(Texts(texts.data, offsets), before[ends] - before[ends - per_row])
-
-
 def row_chunks(
     source: str, file: str | IO[bytes], json_keys: Sequence[str], start: Position, size_bytes: int, advance: Callable[[int], None]
 ) -> Iterator[RowsChunk]:
     """The rows from `start` on. Raises BadData for a file that is damaged or has no such column of texts."""
-    pyarrow = _pyarrow()
+    pyarrow = load_pyarrow()
     try:
         with pyarrow.parquet.ParquetFile(
             file, buffer_size=chunks.CHUNK_BYTES, pre_buffer=False, page_checksum_verification=True
@@ -143,9 +38,9 @@ def row_chunks(
 def _row_chunks(
     source: str, file: Any, json_keys: Sequence[str], start: Position, size_bytes: int, advance: Callable[[int], None]
 ) -> Iterator[RowsChunk]:
-    types = [_text_type(source, file.schema_arrow, key) for key in json_keys]
+    types = [text_type(source, file.schema_arrow, key) for key in json_keys]
     advanced = functools.partial(_share, size_bytes, file.metadata.num_rows)
-    waiting = _WaitingRows(json_keys, types)
+    waiting = WaitingRows(source, start.input, json_keys, types)
     step = _Step()
     first_row = 0
     for group in range(file.num_row_groups):
@@ -154,11 +49,7 @@ def _row_chunks(
         advance(advanced(first_row + begin) - advanced(first_row))
         row = first_row + begin
         for batch, row_bytes in _batches(file, group, json_keys, begin, step):
-            for first, last in _cuts(row_bytes):
-                size_bytes_here = int(row_bytes[first:last].sum())
-                if waiting.rows and waiting.size_bytes + size_bytes_here > chunks.CHUNK_BYTES:
-                    yield waiting.chunk(source, start.input)
-                waiting.add(batch.slice(first, last - first), size_bytes_here, row + first)
+            yield from waiting.add(batch, row_bytes, row)
             advance(advanced(row + len(batch)) - advanced(row))
             row += len(batch)
         first_row += group_rows
@@ -166,39 +57,7 @@ def _row_chunks(
             raise BadData(
                 f"{source}: damaged Parquet: row group {group} has {row - first_row + group_rows} rows, not {group_rows}"
             )
-    if waiting.rows:
-        yield waiting.chunk(source, start.input)
-
-
-class _WaitingRows:
-    """Rows that are not in a chunk yet."""
-
-    def __init__(self, json_keys: Sequence[str], types: Sequence[Any]):
-        self._json_keys = json_keys
-        self._types = types
-        self._batches: list[Any] = []
-        self._first_row = self.rows = self.size_bytes = 0
-
-    def add(self, batch: Any, size_bytes: int, first_row: int) -> None:
-        if not self._batches:
-            self._first_row = first_row
-        self._batches.append(batch)
-        self.rows += len(batch)
-        self.size_bytes += size_bytes
-
-    def chunk(self, source: str, input_number: int) -> RowsChunk:
-        """Join the collected rows into one chunk."""
-        arrays = [
-            _joined([batch.column(key).cast(kind) for batch in self._batches])
-            for key, kind in zip(self._json_keys, self._types, strict=True)
-        ]
-        first_row, next_row = self._first_row, self._first_row + self.rows
-        self._batches, self.rows, self.size_bytes = [], 0, 0
-        return RowsChunk(source, Position(input_number, next_row, next_row + 1), first_row, arrays)
-
-
-def _joined(arrays: list[Any]) -> Any:
-    return arrays[0] if len(arrays) == 1 else _pyarrow().concat_arrays(arrays)
+    yield from waiting.last()
 
 
 class _Step:
@@ -220,7 +79,7 @@ def _batches(file: Any, group: int, json_keys: Sequence[str], begin: int, step: 
             first, next_row = next_row, next_row + len(batch)
             if next_row <= begin:
                 continue
-            row_bytes = _row_bytes(batch)
+            row_bytes = text_bytes_of_rows(batch)
             skip = max(begin - first, 0)
             yield batch.slice(skip), row_bytes[skip:]
             begin = next_row
@@ -240,63 +99,5 @@ def _next_rows(rows: int, size_bytes: int, decoded_rows: int) -> int:
     return rows
 
 
-def _cuts(row_bytes: Lengths) -> Iterator[tuple[int, int]]:
-    """Where to cut rows so that the pieces have about CHUNK_BYTES, or one row."""
-    cuts = np.flatnonzero(np.diff(np.cumsum(row_bytes) // chunks.CHUNK_BYTES, prepend=0)) + 1
-    bounds = np.unique(np.concatenate([[0], cuts, [len(row_bytes)]]))
-    return itertools.pairwise(bounds.tolist())
-
-
-def _row_bytes(batch: Any) -> Lengths:
-    """The bytes of text that each row has when it is decoded."""
-    sizes = np.zeros(len(batch), np.int64)
-    for array in batch.columns:
-        sizes += _sizes(array)
-    return sizes
-
-
-def _sizes(array: Any) -> Lengths:
-    pyarrow = _pyarrow()
-    if _is_list(array.type):
-        lengths = array.value_lengths().fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64)
-        before = np.concatenate([[0], np.cumsum(_sizes(array.flatten()))])
-        ends = np.cumsum(lengths)
-        sums: Lengths = before[ends] - before[ends - lengths]
-        return sums
-    if pyarrow.types.is_dictionary(array.type):
-        lengths = _sizes(array.dictionary)
-        indices = array.indices.fill_null(0).to_numpy(zero_copy_only=False)
-        return lengths[indices] if len(lengths) else np.zeros(len(array), np.int64)
-    if pyarrow.types.is_null(array.type):
-        return np.zeros(len(array), np.int64)
-    if pyarrow.types.is_string_view(array.type):
-        array = array.cast(pyarrow.large_string())
-    sizes: Lengths = pyarrow.compute.binary_length(array).fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64)
-    return sizes
-
-
 def _share(size_bytes: int, rows: int, row: int) -> int:
     return size_bytes * row // max(rows, 1)
-
-
-def _text_type(source: str, schema: Any, key: str) -> Any:
-    """The Arrow type that a column is read as. One of type null has no value, and is read as one of texts."""
-    pyarrow = _pyarrow()
-    if key not in schema.names:
-        raise BadData(f"{source}: no column {key!r}; there are {', '.join(schema.names)}")
-    if schema.names.count(key) > 1:
-        raise BadData(f"{source}: {schema.names.count(key)} columns are called {key!r}", "rename all but one of them")
-    kind = schema.field(schema.names.index(key)).type
-    text = pyarrow.large_string()
-    if _is_text(kind):
-        return text
-    if _is_list(kind) and _is_text(kind.value_type):
-        return pyarrow.large_list(text)
-    raise BadData(f"{source}: column {key!r} is of type {kind}, expected strings or lists of strings")
-
-
-def _is_text(kind: Any) -> bool:
-    types = _pyarrow().types
-    if types.is_dictionary(kind):
-        return _is_text(kind.value_type)
-    return bool(types.is_null(kind) or types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind))

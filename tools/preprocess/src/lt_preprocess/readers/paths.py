@@ -3,11 +3,12 @@
 import os
 from collections.abc import Iterator, Sequence
 
+from lt_preprocess.readers import dataset_directories
 from lt_shared.console import BadData, NoInput, note, warn
 from lt_shared.contracts import manifest
 from lt_shared.data.indexed_dataset import idx_path
 from lt_shared.data.indexed_dataset.layout import MAGIC
-from lt_shared.files import storage
+from lt_shared.files import listing, storage
 
 STDIN = "-"
 LIST_MARK = "@"
@@ -18,7 +19,8 @@ COMPRESSION_SUFFIXES = (".gz", ".bz2", ".xz", ".zst", ".zstd")
 _OTHER_SUFFIXES = (".lz4", ".br", ".lzma", ".lz", ".lzo", ".sz", ".z", ".zip", ".7z", ".rar")
 _OUTPUT_HEAD_BYTES = 1 << 12
 _QUARANTINE = "_quarantine.jsonl"
-_SUFFIXES = (".jsonl", ".json", ".ndjson", ".parquet", TEXT_SUFFIX)
+_WITH_HEADER = (".parquet", ".tar", ".tgz", ".warc", ".wet", ".arrow", ".feather", ".mds")
+_SUFFIXES = (".jsonl", ".json", ".ndjson", ".csv", ".tsv", ".psv", *_WITH_HEADER, TEXT_SUFFIX)
 
 
 def display_name(path: str) -> str:
@@ -33,7 +35,7 @@ def is_text(path: str) -> bool:
 
 def is_never_empty(path: str) -> bool:
     """Whether, by its name, an empty file can only be a failed copy: these formats have a header even without content."""
-    return path.lower().endswith((*COMPRESSION_SUFFIXES, ".parquet"))
+    return path.lower().endswith((*COMPRESSION_SUFFIXES, *_WITH_HEADER))
 
 
 def without_compression(path: str) -> str:
@@ -47,9 +49,11 @@ def expand_patterns(patterns: Sequence[str]) -> list[str]:
     """The inputs in the order given: files, URLs, glob patterns (matches sorted), directories (all files below with a known
     suffix, sorted), `@FILE` (a file that lists such inputs, one per line), `-` for standard input.
 
-    Raises NoInput for a pattern that matches nothing and for a directory or list without inputs.
+    Raises NoInput for a pattern that matches nothing and for a directory or list without inputs, BadData for a directory with
+    documents that are not read: in an archive, or behind a link that leads upwards to a directory that is not named, too.
     """
-    paths = [path for pattern in patterns for path in _read_once(pattern, _expand(pattern, ()))]
+    named = frozenset(os.path.realpath(pattern) for pattern in patterns if pattern != STDIN and not storage.is_remote(pattern))
+    paths = [path for pattern in patterns for path in _read_once(pattern, _expand(pattern, (), named))]
     # A shell that expands d/* names the outputs one by one. Only a quarantine file can be meant when it is named.
     outputs = {path for path in paths if is_output(path) and not (path in patterns and path.endswith(_QUARANTINE))}
     if not outputs or outputs == set(paths) <= set(patterns):
@@ -102,21 +106,21 @@ def _head(path: str) -> bytes:
         return b""
 
 
-def _expand(pattern: str, lists: tuple[str, ...]) -> Iterator[str]:
+def _expand(pattern: str, lists: tuple[str, ...], named: frozenset[str]) -> Iterator[str]:
+    """`lists` are those that name this pattern; `named` are the resolved paths of all inputs that the command names."""
     if pattern.startswith(LIST_MARK):
-        yield from _listed(pattern.removeprefix(LIST_MARK), lists)
+        yield from _listed(pattern.removeprefix(LIST_MARK), lists, named)
         return
     for path in storage.expand([pattern]):
         if path != STDIN and storage.is_directory(path):
-            yield from _files_below(path)
+            yield from _files_below(path, named)
         elif path != pattern and not storage.is_remote(path) and os.path.exists(path) and not os.path.isfile(path):
             warn(f"{path}: not read: no file; name it to read it")
         else:
             yield path
 
 
-def _listed(path: str, lists: tuple[str, ...]) -> Iterator[str]:
-    """`lists` are those that name this one."""
+def _listed(path: str, lists: tuple[str, ...], named: frozenset[str]) -> Iterator[str]:
     if path in lists:
         raise BadData(f"{path}: the list names itself")
     content = storage.read_bytes(path).decode(errors="surrogateescape")
@@ -124,12 +128,23 @@ def _listed(path: str, lists: tuple[str, ...]) -> Iterator[str]:
     if not lines:
         raise NoInput(f"{path}: the list names no input")
     for line in lines:
-        yield from _expand(line, (*lists, path))
+        yield from _expand(line, (*lists, path), named)
 
 
-def _files_below(directory: str) -> Iterator[str]:
-    files = storage.files_below(directory)
-    readable = [path for path in files if without_compression(path.lower()).endswith(_SUFFIXES)]
+def _files_below(directory: str, named: frozenset[str]) -> Iterator[str]:
+    files, special, upward_links, hidden = listing.list_below(directory)
+    if unasked := [link for link in upward_links if os.path.realpath(link) not in named]:
+        raise BadData(
+            f"{unasked[0]}: leads upwards, to {os.path.realpath(unasked[0])}: documents behind it are not read",
+            "remove the link, or name the directory that it leads to as another FILE",
+        )
+    if special:
+        more = f" and {len(special) - 1:,} more" if len(special) > 1 else ""
+        warn(f"{special[0]}{more}: not read: no file; name it to read it")
+    if hidden:
+        note(f"{directory}: not read because a dot begins their names: {len(hidden):,}, such as {hidden[0]}")
+    described, files = dataset_directories.in_described_order(files)
+    readable = described + [path for path in files if without_compression(path.lower()).endswith(_SUFFIXES)]
     if gone := [path for path in files if _is_gone(path)]:
         raise NoInput(f"{gone[0]}: a link to nothing", "remove the link, or name the files to read")
     unread = [path for path in files if _is_of_documents(path)]

@@ -12,9 +12,10 @@ from lt_train.importers.ledger import IS_OFF, Ledger, Translation, number
 from lt_train.importers.lightning.loop import LIMIT, length, validation
 from lt_train.importers.lightning.optimizer import optimizer
 from lt_train.importers.nemo import UNKNOWN_EXPERTS, drop_known, fp8_scales, precision, tensorboard
-from lt_train.importers.upstream.nemo_keys import JOB, START, row
+from lt_train.importers.upstream.nemo_keys import START, row
 
 SOURCE = "HyperPod recipes"
+BATCH = "a step has one micro batch of each data-parallel rank: start as many ranks, or give --global-batch-size"
 LAUNCHER = "a setting of the launcher: see lt-train render"
 LAUNCHERS = (
     *("defaults", "cluster_type", "instance_type", "base_results_dir", "container", "training_config", "debug", "dry_run"),
@@ -73,6 +74,7 @@ DEFAULTS: Mapping[str, Any] = {
     "trainer.limit_val_batches": 0.0,
     "trainer.val_check_interval": -1,
 }
+MACHINES = ("trainer.devices", "trainer.num_nodes")
 BALANCING = "sinkhorn"
 LLAMA = {"position_embedding_type": "rope", "normalization": "RMSNorm", "swiglu": True, "disable_bias_linear": True}
 EXPERT_KEYS = {"model.num_local_experts": "num_experts", "model.num_experts_per_tok": "moe_router_topk"}
@@ -128,6 +130,8 @@ def translate(values: dict[str, Any]) -> Translation:
     length(ledger)
     _start(ledger)
     _preferences(ledger)
+    for key in MACHINES:
+        ledger.drop(key, BATCH, Effect.RESULT)
     for name in LAUNCHERS:
         for key in [key for key in ledger.remaining_keys() if key == name or (name.endswith(".") and key.startswith(name))]:
             ledger.drop(key, LAUNCHER)
@@ -240,9 +244,9 @@ def _sharding(ledger: Ledger) -> None:
     strategy, degree = ledger.take("model.sharding_strategy"), ledger.take_number("model.shard_degree")
     if strategy in ("full_shard", "hybrid_shard"):
         ledger.set("use_torch_fsdp2", True, "model.sharding_strategy")
-        machines = {key: ledger.take_number(key) for key in ("trainer.devices", "trainer.num_nodes")}
+        machines = {key: ledger.take_number(key) for key in MACHINES}
         for key, value in machines.items():
-            ledger.drop_value(key, value, JOB)
+            ledger.drop_value(key, value, BATCH, Effect.RESULT)
         # Python integers cannot overflow, unlike floats.
         devices, nodes = (int(value or least) for value, least in zip(machines.values(), (0, 1), strict=True))
         data = devices * nodes // max(1, int(ledger.get("tensor_model_parallel_size") or 1))

@@ -15,7 +15,7 @@ from lt_train.importers import evaluation, megatron_latents, muon
 from lt_train.importers.effects import Effect
 from lt_train.importers.layer_style import EVERYTHING, SEES_EVERYTHING, complete, drop_stored_otherwise
 from lt_train.importers.ledger import Ledger, Translation, accepted, expected, options
-from lt_train.importers.megatron import initialization, start, switches
+from lt_train.importers.megatron import initialization, mindspeed, start, switches
 from lt_train.importers.megatron.recomputation import carry_recompute_modules
 from lt_train.importers.megatron_flags import PATHS_AND_REPORTS, effect_of_flag, loss_of_flag
 from lt_train.importers.megatron_script import command_in, sourced_option_files, variables_to_set
@@ -41,7 +41,6 @@ REASONS = {
     "use_dist_ckpt": "checkpoints are torch_dist in any case",
     "auto_detect_ckpt_format": "checkpoints are torch_dist in any case",
     "dist_ckpt_format": "checkpoints are torch_dist in any case",
-    "non_persistent_ckpt_type": "--save-local is what Megatron-LM calls local",
     "replication": "the next node keeps a second copy in any case",
     "replication_factor": "the next node keeps a second copy in any case",
     "replication_jump": "the next node keeps a second copy in any case",
@@ -69,6 +68,7 @@ RENAMED = {
     "num_key_value_heads": "num_query_groups",
     "rotary_position_embeddings_theta": "rotary_base",
     "rope_theta": "rotary_base",
+    "moe_intermediate_size": "moe_ffn_hidden_size",
 }
 # Switches of Megatron-LM until 2023, and of Megatron-DeepSpeed.
 FP8_SWITCHES = {"fp8_e4m3": "e4m3", "fp8_hybrid": "hybrid"}
@@ -110,7 +110,8 @@ def translate_command(command: ShellCommand, source: str = SOURCE) -> Translatio
     # Reports show the old name of an option if the command uses it.
     written = {RENAMED[name]: name for name in parsed if name in RENAMED and RENAMED[name] not in parsed}
     of_shell = {key: words for key, words in values.items() if any(map(needs_shell, words)) and not REASONS.get(key)}
-    is_own = values.get("load") == values.get("save")
+    # MindSpeed-LLM converts --load from Hugging Face's format with this switch, even if it equals --save.
+    is_own = values.get("load") == values.get("save") and "enable_hf2mg_convert" not in values
     if is_own:
         of_shell.pop("load", None)
     of_launcher = parse_launcher(command.words[:script])
@@ -123,6 +124,7 @@ def translate_command(command: ShellCommand, source: str = SOURCE) -> Translatio
     for file in sourced_option_files(command):
         ledger.drop_value(f"source {file}", file, "what it sets is not known without running the script", Effect.RESULT)
     megatron_latents.translate(ledger)
+    mindspeed.translate(ledger)
     _contradictions(ledger)
     start.translate(ledger, is_own)
     switches.translate(ledger)

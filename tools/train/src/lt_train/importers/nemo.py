@@ -13,7 +13,8 @@ from lt_train.importers.lightning import weight_average
 from lt_train.importers.lightning.loop import length, validation
 from lt_train.importers.lightning.optimizer import optimizer
 from lt_train.importers.megatron import initialization as first_weights
-from lt_train.importers.megatron.switches import NOT_DELAYED, WITHOUT_MASK
+from lt_train.importers.megatron.switches import NOT_DELAYED, UNREAD_MASK, WITHOUT_MASK
+from lt_train.importers.upstream.megatron_options import SCALES_CANCEL
 from lt_train.importers.upstream.nemo_keys import IN_ANY_CASE, row
 from lt_train.importers.upstream.rows import options as upstream_options
 from lt_train.importers.vocabulary import padding
@@ -82,6 +83,10 @@ FLAGS = {
 # Lightning's names. The names without a suffix are the older ones.
 PRECISIONS = {"bf16": "bf16", "bf16-mixed": "bf16", "16": "fp16", "16-mixed": "fp16"}
 AMP = "model.megatron_amp_O2"
+SCALED_SCORES = "model.apply_query_key_layer_scaling"
+# nemo/collections/nlp/modules/common/megatron/transformer.py passes no other field to AutocastTransformerLayer.
+ENGINE = "without mcore_gpt NeMo makes Transformer Engine's layer of it: LayerNorm, GELU, biases, no rotary positions"
+OLD_LAYERS = "NeMo's own layers compute the same, and round otherwise"
 SCALED = "lt-train draws the matrices that write to the residual stream narrower by the depth"
 AUTOCAST = "NeMo keeps weights and the residual stream in 32 bits then, lt-train computes in 16"
 RESUMES = "exp_manager.resume_if_exists"
@@ -151,7 +156,10 @@ def translate(values: dict[str, Any]) -> Translation:
     precision(ledger, "trainer.precision", ledger.take("trainer.precision"))
     if ledger.peek(AMP) is False and (ledger.get("bf16") or ledger.get("fp16")):
         ledger.drop(AMP, AUTOCAST, Effect.RESULT)
+    if ledger.peek(SCALED_SCORES) is True and ledger.get("fp16"):
+        ledger.drop(SCALED_SCORES, SCALES_CANCEL, Effect.RESULT)
     _style(ledger)
+    _layers(ledger)
     weight_average.translate(ledger)
     for key, option in RENAMED.items():
         if not _is_off(key, values.get(key)):
@@ -299,6 +307,15 @@ def _style(ledger: Ledger) -> None:
         ledger.set("untie_embeddings_and_output_weights", True, "model.share_embeddings_and_output_weights")
 
 
+def _layers(ledger: Ledger) -> None:
+    """Report the layers that NeMo makes without megatron-core. Carry the style over first: Transformer Engine ignores it."""
+    if ledger.peek("model.mcore_gpt") is False:
+        style = ("normalization", "swiglu", "disable_bias_linear", "position_embedding_type")
+        if ledger.peek("model.transformer_engine") is True and any(map(ledger.get, style)):
+            ledger.drop("model.transformer_engine", ENGINE, Effect.MODEL)
+        ledger.drop("model.mcore_gpt", OLD_LAYERS, Effect.RESULT)
+
+
 def _data(ledger: Ledger) -> None:
     if ledger.has("model.data.data_prefix"):
         for key in [key for key in ledger.remaining_keys() if FINE_TUNING_KEY.match(key)]:
@@ -339,6 +356,8 @@ def _mask(ledger: Ledger) -> None:
     fused, reset = "model.get_attention_mask_from_fusion", "model.data.reset_attention_mask"
     if ledger.take(fused, True) is False:
         ledger.flag(reset, "reset_attention_mask")
+        if ledger.get("reset_attention_mask") and ledger.original_values().get("model.transformer_engine") is True:
+            ledger.drop_value(reset, True, UNREAD_MASK, Effect.RESULT)
         ledger.drop_value(fused, False, "the mask is that of --reset-attention-mask, or causal", Effect.NONE)
     else:
         ledger.drop(reset, WITHOUT_MASK)

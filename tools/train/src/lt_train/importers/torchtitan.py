@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
-from lt_train.importers import torchtitan_validation
+from lt_train.importers import torchtitan_precision, torchtitan_validation
 from lt_train.importers.effects import Effect
 from lt_train.importers.ledger import Ledger, Translation
 from lt_train.importers.upstream.rows import options as upstream_options
@@ -62,19 +62,22 @@ SIZES_OF_405B = {
     "disable_bias_linear": True,
     "untie_embeddings_and_output_weights": True,
 }
-# A section with the sizes of a model whose code was read, under lt-train's names, and a section of what is no pretraining.
-SIZES, OTHER_PROGRAM = "sizes", "program"
+# Sections of a configuration in Python: lt-train's options of its model, parts of it that lt-train has not, and no pretraining.
+SIZES, PARTS, OTHER_PROGRAM = "sizes", "model_spec", "program"
 LIKE_LLAMA = {"position_embedding_type": "rope", "normalization": "RMSNorm", "swiglu": True, "disable_bias_linear": True}
 FIRST_WEIGHTS = "it draws embeddings with a deviation of 1, and layers narrower by their depth; lt-train by --init-method-std"
 PERHAPS_SCALED = (
     "since 2025-10-08 TorchTitan scales its rotary positions as Llama 3.1 does, before it did not; the keys do not show which,"
     " and scaled ones are taken"
 )
+ROWS_OF_BATCH = "lt-train's rows have --seq-length tokens each, and a document that crosses two rows is cut there"
 REPLICATED = "data-parallel ranks hold copies of the weights, as without --use-torch-fsdp2"
-GATHERING = ("enable_fsdp_float8_all_gather", "precompute_float8_dynamic_scale_for_fsdp", "force_recompute_fp8_weight_in_bwd")
 OWN = "a run continues from its own --save; lt-convert makes a checkpoint for --load of another"
 NO_START = "it names no first weights"
 STARTS = "lt-convert FROM --to megatron-dist -o START makes a checkpoint of it for --load START --finetune"
+ONE_OF_EACH_RANK = "-1 is one micro batch on each data-parallel rank, as without --global-batch-size"
+BATCHES = {"seq_len": "seq_length", "local_batch_size": "micro_batch_size", "global_batch_size": "global_batch_size"}
+STEPS = {"steps": "train_iters", "max_norm": "clip_grad", "seed": "seed"}
 STYLES = {"linear": "linear", "cosine": "cosine", "sqrt": "minus_sqrt"}
 
 
@@ -91,7 +94,7 @@ def translate(values: dict[str, Any]) -> Translation:
     _batches(ledger)
     _parallelism(ledger)
     _optimizer(ledger)
-    _precision(ledger)
+    torchtitan_precision.translate(ledger)
     _checkpoints(ledger)
     _reports(ledger)
     for prefix, reason in SPEED_SECTIONS.items():
@@ -106,8 +109,13 @@ def translate(values: dict[str, Any]) -> Translation:
 
 def _model(ledger: Ledger, written: Iterable[str]) -> None:
     name, flavor = ledger.take("model.name"), ledger.take("model.flavor")
+    if "rmsnorm" not in str(ledger.peek("model.norm_type") or "rmsnorm"):
+        ledger.drop("model.norm_type", "lt-train has TorchTitan's models with RMSNorm alone", Effect.MODEL)
     for key in [key for key in ledger.remaining_keys() if key.startswith(f"{OTHER_PROGRAM}.")]:
         ledger.drop(key, "lt-train pretrains decoders on texts, by its own code", Effect.RUN)
+    absent_parts = [key for key in ledger.remaining_keys() if key.startswith(f"{PARTS}.")]
+    for key in absent_parts:
+        ledger.drop(key, "lt-train has no such part of a model", Effect.MODEL)
     sizes = [key for key in ledger.remaining_keys() if key.startswith(f"model.{SIZES}.")]
     if sizes:
         for option, value in LIKE_LLAMA.items():
@@ -118,7 +126,7 @@ def _model(ledger: Ledger, written: Iterable[str]) -> None:
         return
     if name is None:
         return
-    preset = MODELS.get((str(name).lower(), str(flavor).lower()))
+    preset = None if absent_parts else MODELS.get((str(name).lower(), str(flavor).lower()))
     if preset:
         # Primus changes the depth of a flavor so.
         ledger.carry("model.n_layers", "num_layers")
@@ -149,19 +157,15 @@ def _llama3(ledger: Ledger, preset: str, flavor: str, written: Iterable[str]) ->
 
 
 def _batches(ledger: Ledger) -> None:
-    ledger.carry("training.seq_len", "seq_length")
-    ledger.carry("training.local_batch_size", "micro_batch_size")
+    is_one_row = ledger.peek("training.local_batch_size") == 1
+    ledger.drop("dataloader.dataset", ROWS_OF_BATCH, Effect.NONE if is_one_row else Effect.RESULT)
     if ledger.peek("training.global_batch_size") == -1:
-        ledger.drop(
-            "training.global_batch_size", "-1 is one micro batch on each data-parallel rank, as without --global-batch-size"
-        )
-    ledger.carry("training.global_batch_size", "global_batch_size")
-    ledger.carry("training.steps", "train_iters")
-    ledger.carry("training.max_norm", "clip_grad")
-    for key in ("debug.seed", "training.seed"):
-        ledger.carry(key, "seed")
-    for key in ("debug.deterministic", "training.deterministic"):
-        ledger.flag(key, "deterministic")
+        ledger.drop("training.global_batch_size", ONE_OF_EACH_RANK)
+    ledger.carry("debug.seed", "seed")
+    for name, option in (BATCHES | STEPS).items():
+        ledger.carry(f"training.{name}", option)
+    for section in ("debug", "training"):
+        ledger.flag(f"{section}.deterministic", "deterministic")
     ledger.default("seq_length", 2048)
     ledger.default("micro_batch_size", 8)
     ledger.default("train_iters", 10000)
@@ -178,7 +182,9 @@ def _parallelism(ledger: Ledger) -> None:
     if (ledger.get("tensor_model_parallel_size") or 1) > 1:
         ledger.default("sequence_parallel", True)
     schedule = ledger.take("parallelism.pipeline_parallel_schedule")
-    if schedule == "Interleaved1F1B":
+    if (ledger.get("pipeline_model_parallel_size") or 1) == 1:
+        ledger.drop_value("parallelism.pipeline_parallel_schedule", schedule, "there is no pipeline", Effect.NONE)
+    elif schedule == "Interleaved1F1B":
         ledger.set("num_virtual_stages_per_pipeline_rank", 2, "parallelism.pipeline_parallel_schedule")
     elif schedule not in (None, "1F1B"):
         ledger.drop_value("parallelism.pipeline_parallel_schedule", schedule, "lt-train has 1F1B, interleaved or not, and ZB-H1")
@@ -283,62 +289,6 @@ def _fault_tolerance(ledger: Ledger) -> None:
         ledger.drop_value("fault_tolerance.enable", True, reason, Effect.RUN)
         for key in [key for key in ledger.remaining_keys() if key.startswith("fault_tolerance.")]:
             ledger.drop(key, reason, Effect.RUN)
-
-
-def _precision(ledger: Ledger) -> None:
-    kind = ledger.take("training.mixed_precision_param", "bfloat16")
-    if kind == "bfloat16":
-        ledger.default("bf16", True, "training.mixed_precision_param")
-    elif kind == "float32":
-        ledger.drop_value("training.mixed_precision_param", kind, "as without --bf16", Effect.NONE)
-    else:
-        ledger.drop_value("training.mixed_precision_param", kind, "lt-train takes bfloat16 or float32 there")
-    for key, reason in (
-        ("training.mixed_precision_reduce", "gradients are summed in float32"),
-        ("training.dtype", "lt-train's weights are float32, whatever it computes in"),
-    ):
-        effect = Effect.RUN if key == "training.dtype" else Effect.RESULT
-        ledger.drop(key, reason, Effect.NONE if ledger.peek(key) == "float32" else effect)
-    converters = ledger.take("model.converters") or []
-    converters = [str(entry) for entry in converters] if isinstance(converters, list) else [str(converters)]
-    switches = ["model.converters", "training.enable_float8"]
-    float8 = ledger.take("training.enable_float8") or any("float8" in entry for entry in converters)
-    if ledger.peek("training.fp8_linear") in ("", False):
-        ledger.drop("training.fp8_linear", "float8 is off")
-    elif ledger.peek("training.fp8_linear") == "dynamic":
-        float8 = ledger.take("training.fp8_linear")
-        switches.append("training.fp8_linear")
-    other_converters = [entry for entry in converters if "float8" not in entry]
-    if other_converters:
-        ledger.drop_value("model.converters", other_converters, "lt-train has float8 alone")
-    for section in ("float8", "quantize.linear.float8", "quantize.dense.float8"):
-        switches.append(f"{section}.enable_float8_linear")
-        float8 = ledger.take(switches[-1]) or float8
-        recipe = ledger.take_text(f"{section}.recipe_name")
-        if recipe and float8:
-            ledger.set("fp8_recipe", "rowwise" if "rowwise" in recipe else "tensorwise", f"{section}.recipe_name")
-            if recipe not in ("rowwise", "tensorwise"):
-                reason = "lt-train has tensorwise and rowwise; this is the nearer one"
-                ledger.drop_value(f"{section}.recipe_name", recipe, reason, Effect.RESULT)
-        for key in [key for key in ledger.remaining_keys() if key.startswith(f"{section}.")]:
-            if not float8:
-                ledger.drop(key, "float8 is off")
-            elif key.endswith(GATHERING):
-                ledger.drop(key, "lt-train chooses how weights in fp8 are gathered", Effect.SPEED)
-            else:
-                is_off = not ledger.peek(key)
-                reason = "lt-train chooses which layers have fp8"
-                ledger.drop(key, reason, Effect.NONE if is_off else Effect.RESULT)
-    if not other_converters:
-        for key in [key for key in ledger.remaining_keys() if key.startswith(("quantize.", "mx."))]:
-            ledger.drop(key, "no converter of the model reads it")
-    if float8:
-        ledger.set("fp8_format", "hybrid", *switches)
-    mode = ledger.take("activation_checkpoint.mode")
-    if mode in ("selective", "full"):
-        ledger.set("recompute_granularity", mode, "activation_checkpoint.mode")
-    elif mode not in (None, "none"):
-        ledger.drop_value("activation_checkpoint.mode", mode, "lt-train takes selective, full or none there")
 
 
 def _checkpoints(ledger: Ledger) -> None:

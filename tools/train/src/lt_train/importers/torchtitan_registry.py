@@ -3,9 +3,10 @@
 from collections.abc import Mapping
 from typing import Any
 
+from lt_train.importers import torchtitan_layers
 from lt_train.importers.python.configuration import Configuration
 from lt_train.importers.python.values import Instance, Unknown
-from lt_train.importers.torchtitan import OTHER_PROGRAM, SIZES
+from lt_train.importers.torchtitan import OTHER_PROGRAM, PARTS, SIZES
 from lt_train.importers.upstream.rows import options
 from lt_train.importers.upstream.torchtitan_keys import ROWS
 
@@ -37,6 +38,7 @@ def values_of(configuration: Configuration) -> dict[str, Any]:
             values["validation"].setdefault(name, values["training"][name])
     values["job"] = {"dump_folder": tree.get("dump_folder")}
     values["model"] = _model(tree)
+    values |= _absent_parts(tree)
     values["optimizer"] = _optimizer(tree.get("optimizer"))
     checkpointing = tree.get("activation_checkpoint")
     if checkpointing is None or (isinstance(checkpointing, dict) and "mode" not in checkpointing):
@@ -48,6 +50,8 @@ def values_of(configuration: Configuration) -> dict[str, Any]:
     values.get("validation", {}).pop("dataloader", None)
     values.get("profiling", {}).pop("trace_post_processor", None)
     values.update(_other_programs(tree))
+    if any("ConcatThenSplit" in target for target in _targets(tree.get("dataloader"))):
+        values["dataloader"] = {"dataset": "documents of a whole micro batch in one row"}
     return values
 
 
@@ -69,6 +73,8 @@ def _other_programs(tree: Mapping[str, Any]) -> dict[str, Any]:
     targets = set(_targets(tree.get("dataloader")))
     if any("Chat" in target or "SFT" in target for target in targets):
         found["dataloader"] = "a fine-tuning on chats"
+    elif any("FirstFit" in target for target in targets):
+        found["dataloader"] = "whole documents packed into rows, longer ones left out"
     loss = tree.get("loss")
     if isinstance(loss, dict) and str(loss.get("_target_", "")).removesuffix(".Config").rpartition(".")[2] not in LOSSES:
         found["loss"] = loss.get("_target_")
@@ -93,9 +99,8 @@ def _model(tree: Mapping[str, Any]) -> dict[str, Any]:
         return {"name": specification if isinstance(specification, Unknown) else "none"}
     model = specification.get("model")
     values: dict[str, Any] = {"name": specification.get("name"), "flavor": specification.get("flavor")}
-    if isinstance(model, dict):
-        values[SIZES] = _sizes(model)
-        values = {name: value for name, value in values.items() if value is not None}
+    if isinstance(model, dict) and torchtitan_layers.is_dense(model):
+        values[SIZES] = torchtitan_layers.options_of(model)
     elif isinstance(model, Unknown):
         values[SIZES] = model
     converters = tree.get("model_converters")
@@ -108,54 +113,17 @@ def _model(tree: Mapping[str, Any]) -> dict[str, Any]:
     return values
 
 
-def _sizes(model: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return lt-train's options of a dense model like Llama 3 or Qwen 3, or None for another one."""
-    layers = model.get("layers")
-    if not isinstance(layers, list) or not layers or any(not isinstance(layer, dict) for layer in layers):
-        return None
-    first = layers[0]
-    attention, mlp = first.get("attention"), first.get("feed_forward")
-    kind = str(model.get("_target_", "")).removesuffix(".Config").rpartition(".")[2].removeprefix("GraphTrainer")
-    is_dense = all(layer.get("moe") is None and layer.get("feed_forward") is not None for layer in layers)
-    if kind not in ("Llama3Model", "Qwen3Model") or not is_dense or not isinstance(attention, dict) or not isinstance(mlp, dict):
-        return None
-    if any(_shape(layer) != _shape(first) for layer in layers):
-        return None
-    rope = attention.get("rope") or model.get("rope") or {}
-    heads, dim = attention.get("n_heads"), model.get("dim")
-    norm = model.get("norm") or {}
-    output = model.get("lm_head") or model.get("output") or {}
-    sizes = {
-        "num_layers": len(layers),
-        "hidden_size": dim,
-        "ffn_hidden_size": (mlp.get("w1") or mlp.get("w13") or {}).get("out_features"),
-        "num_attention_heads": heads,
-        "num_query_groups": attention.get("n_kv_heads") or heads,
-        "kv_channels": attention.get("head_dim") or rope.get("dim"),
-        "vocab_size": output.get("out_features"),
-        "max_position_embeddings": rope.get("max_context_length") or rope.get("max_seq_len"),
-        "norm_epsilon": norm.get("eps"),
-        "rotary_base": rope.get("theta"),
-        "qk_layernorm": attention.get("qk_norm") is not None,
-        "untie_embeddings_and_output_weights": model.get("enable_weight_tying") is not True,
-    }
-    scaling = rope.get("scaling")
-    if scaling == "llama":
-        sizes |= {"use_rope_scaling": True, "rope_scaling_factor": rope.get("scaling_factor")}
-        numbers = (rope.get("low_freq_factor"), rope.get("high_freq_factor"), rope.get("original_max_position_embeddings"))
-        sizes |= {} if numbers == (1.0, 4.0, 8192) else {"num_layers": None}
-    elif scaling not in ("none", None):
-        return None
-    if mlp.get("w1") is None and isinstance(sizes["ffn_hidden_size"], int):
-        sizes["ffn_hidden_size"] //= 2
-    return None if any(value is None or isinstance(value, Unknown) for value in sizes.values()) else sizes
-
-
-def _shape(layer: Mapping[str, Any]) -> Any:
-    """Return what decides the computation of a layer: its parts without the functions that draw first weights."""
-    if not isinstance(layer, dict):
-        return str(layer) if isinstance(layer, Unknown) else layer
-    return {name: _shape(part) for name, part in layer.items() if name not in ("param_init", "layer_id")}
+def _absent_parts(tree: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the parts of the model that lt-train has not, under their names in the configuration."""
+    specification = tree.get("model_spec")
+    model = specification.get("model") if isinstance(specification, dict) else None
+    if not isinstance(model, dict):
+        return {}
+    # The name of a flavor says nothing of a model whose layers are not read.
+    parts = (
+        torchtitan_layers.absent_parts(model) if torchtitan_layers.is_dense(model) else {"": torchtitan_layers.class_name(model)}
+    )
+    return {PARTS: {f"model.{name}".removesuffix("."): value for name, value in parts.items()}} if parts else {}
 
 
 def _optimizer(section: Any) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from typing import Any
 
 from lt_train.importers.effects import Effect
 from lt_train.importers.ledger import Ledger
-from lt_train.importers.megatron.switches import WITHOUT_MASK
+from lt_train.importers.megatron.switches import UNREAD_MASK, WITHOUT_MASK
 from lt_train.importers.vocabulary import PADDED, padding
 
 SKIPPED_MASK = "dataset.skip_getting_attention_mask_from_dataset"
@@ -33,6 +33,13 @@ def translate(ledger: Ledger) -> None:
     padding(ledger, "model.make_vocab_size_divisible_by", is_padded=padded is not False)
 
 
+def take_tokenizers_vocabulary(ledger: Ledger) -> None:
+    """Leave the model's vocabulary to the data if Megatron-Bridge takes the tokenizer's, and pads it."""
+    if ledger.peek("tokenizer.use_tokenizer_vocab_size") is True:
+        for key in ("model.vocab_size", "model.should_pad_vocab"):
+            ledger.drop(key, "tokenizer.use_tokenizer_vocab_size takes the tokenizer's, as lt-train does from the data")
+
+
 def _mask(ledger: Ledger) -> None:
     """Carry reset_attention_mask over only if the step takes the data set's mask, which is not so by default.
 
@@ -43,6 +50,8 @@ def _mask(ledger: Ledger) -> None:
     is_made = ledger.take("dataset.create_attention_mask", True) is not False
     if reset and is_made and not is_skipped:
         ledger.set("reset_attention_mask", True, "dataset.reset_attention_mask", SKIPPED_MASK, "dataset.create_attention_mask")
+        if ledger.original_values().get("model.transformer_impl") != "local":
+            ledger.drop_value("dataset.reset_attention_mask", True, UNREAD_MASK, Effect.RESULT)
         return
     ledger.drop_value("dataset.reset_attention_mask", reset, WITHOUT_MASK, Effect.NONE)
     for key in (SKIPPED_MASK, "dataset.create_attention_mask"):

@@ -3,11 +3,28 @@
 from collections.abc import Mapping
 from typing import Any
 
+from lt_train.importers.effects import Effect
+from lt_train.importers.ledger import Ledger
+
 # megatron/core/transformer/enums.py.
 ENUMS = {
     "AttnBackend": {1: "flash", 2: "fused", 3: "unfused", 4: "local", 5: "auto"},
     "Signals": {10: "SIGUSR1", 15: "SIGTERM"},
 }
+
+
+# Functions that Megatron-Bridge sets itself in some runs alone, and calls in all.
+FUNCTIONS = ("no_sync_func", "grad_sync_func", "param_sync_func", "moe_grad_scale_func", "mtp_grad_scale_func")
+CODE = "it is code, which lt-train import does not run"
+
+
+def drop_functions(ledger: Ledger) -> None:
+    """Report functions of the model that are not megatron-core's own, which a run writes into its run_config.yaml."""
+    for name in FUNCTIONS:
+        value = ledger.peek(f"model.{name}")
+        functions = value if isinstance(value, list) else [] if value is None else [value]
+        if not all(str(function).startswith("megatron.core.") for function in functions):
+            ledger.drop(f"model.{name}", CODE, Effect.RUN)
 
 
 def plain(values: Mapping[str, Any]) -> dict[str, Any]:

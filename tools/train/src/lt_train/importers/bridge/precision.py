@@ -8,7 +8,7 @@ from typing import Any
 from lt_train.config.settings.precision import DELAYED
 from lt_train.importers.effects import Effect
 from lt_train.importers.ledger import Ledger
-from lt_train.importers.megatron.switches import delayed_scaling
+from lt_train.importers.megatron.switches import delayed_scaling, sharded
 from lt_train.importers.upstream.rows import is_default
 
 SECTION = "mixed_precision"
@@ -19,6 +19,7 @@ BY_DEFAULT = f"{SECTION} overrides it by a default that the file does not say"
 # The name of a configuration whose only deviations from the defaults are its type.
 NAMES = {"bf16_mixed": "bf16", "fp16_mixed": "fp16"}
 SUMS = "gradients are summed in float32, or in the type of the weights"
+SUMS_OF_FP16 = "lt-train sums gradients in float32, Megatron-Bridge in float16"
 
 
 def resolve(values: dict[str, Any]) -> dict[str, Any]:
@@ -53,6 +54,7 @@ def translate(ledger: Ledger) -> None:
             for key in [key for key in ledger.remaining_keys() if key.rpartition(".")[2].startswith(f"{kind}_")]:
                 ledger.drop(key, f"{kind} is off")
     _gradients(ledger)
+    sharded(ledger, ("ddp.use_megatron_fsdp", "dist.use_megatron_fsdp"), "ddp.", bool(ledger.get("bf16") or ledger.get("fp16")))
 
 
 def _types(ledger: Ledger) -> None:
@@ -85,5 +87,11 @@ def _gradients(ledger: Ledger) -> None:
     for key, value in stated:
         if value is not None and is_single is False and ledger.get("bf16"):
             ledger.set("grad_reduce_in_bf16", True, key)
+        elif value is False and is_single is False and ledger.get("fp16"):
+            ledger.drop_value(key, value, SUMS_OF_FP16, Effect.RESULT)
         elif value is not None:
             ledger.drop_value(key, value, SUMS, Effect.NONE)
+    is_silent = not any(key.startswith(f"{SECTION}.") or key in keys for key in ledger.original_values())
+    if is_silent and ledger.get("bf16") and any(key.startswith("ddp.") for key in ledger.original_values()):
+        # The default of DistributedDataParallelConfig, which MixedPrecisionConfig alone overrides.
+        ledger.default("grad_reduce_in_bf16", True)

@@ -4,7 +4,17 @@ import posixpath
 
 from lt_train.importers.effects import Effect
 from lt_train.importers.ledger import Ledger
-from lt_train.importers.megatron.start import ITERATION, OF_OWN, OWN, SCHEDULE_OF_OWN, WITHOUT_LOAD, Start, row_at_loading
+from lt_train.importers.megatron.start import (
+    COPIES,
+    ITERATION,
+    OF_OWN,
+    OWN,
+    SCHEDULE_OF_OWN,
+    WITHOUT_LOAD,
+    Start,
+    drop_copies,
+    row_at_loading,
+)
 from lt_train.importers.upstream.megatron_options import AT_LOADING
 
 # Fields that exclude a part of the checkpoint if they are False, with lt-train's options.
@@ -26,6 +36,7 @@ def translate(ledger: Ledger) -> None:
         _from(ledger, load)
     if _pretrained(ledger, load):
         begin = Start.PRETRAINED
+    drop_copies(ledger, "checkpoint.", ledger.peek(f"checkpoint.{COPIES}"), begin)
     for name in (*LEFT_OUT, "finetune", "ckpt_step"):
         ledger.drop(f"checkpoint.{name}", WITHOUT_LOAD)
     for name in AT_LOADING:

@@ -19,7 +19,8 @@ def translate(ledger: Ledger) -> None:
     """Drop the options. Carry --init-method-std and --load over first: the effects depend on them."""
     drop(ledger, "init_method_xavier_uniform")
     drop(ledger, "no_initialization", "Megatron-LM leaves the first weights as memory is; lt-train draws them")
-    for key in ("use_cpu_initialization", "data_parallel_random_init"):
+    # --lazy-mpu-init switches --use-cpu-initialization on.
+    for key in ("use_cpu_initialization", "lazy_mpu_init", "data_parallel_random_init"):
         drop(ledger, key, OTHER_NUMBERS, Effect.RESULT)
     key = "embedding_init_method_std"
     if is_default(" ".join(ledger.peek(key) or ()), deviation(ledger)):

@@ -5,6 +5,7 @@ lt-train continues from SAVE if SAVE has a checkpoint. Otherwise it starts from 
 
 import enum
 import posixpath
+from typing import Any
 
 from lt_train.importers.effects import Effect
 from lt_train.importers.ledger import Ledger
@@ -26,6 +27,10 @@ WITH_OWN = {
 }
 # Options that select the checkpoint in SAVE.
 OF_STEP = ("ckpt_step", "load_tag")
+# Copies between the saves, which Megatron-LM loads if they are newer than the checkpoint in --load.
+COPIES, COPIES_DIRECTORY, ON_NODES = "non_persistent_ckpt_type", "non_persistent_global_ckpt_dir", "local"
+OF_COPIES = "lt-train begins with the newest checkpoint of SAVE or --load, Megatron-LM with a copy that is newer"
+OF_NODES = "--save-local is what Megatron-LM calls local"
 WHAT_TO_TAKE = ("no_load_optim", "no_load_rng", "finetune")
 # Megatron-LM writes at least seven digits.
 ITERATION = "iter_{:07d}"
@@ -56,6 +61,7 @@ def translate(ledger: Ledger, is_own: bool) -> None:
     if _pretrained(ledger, load):
         begin = Start.PRETRAINED
     _at_loading(ledger, begin)
+    drop_copies(ledger, "", _text(ledger.peek(COPIES)), begin)
     if not ledger.get("load"):
         for key in WHAT_TO_TAKE:
             ledger.drop(key, WITHOUT_LOAD)
@@ -119,6 +125,14 @@ def _at_loading(ledger: Ledger, begin: Start) -> None:
         row = row_at_loading(key, begin)
         is_usual = key == "dist_ckpt_strictness" and value == "assume_ok_unexpected"
         ledger.drop_value(key, value, row.reason, Effect.NONE if is_usual else row.effect)
+
+
+def drop_copies(ledger: Ledger, section: str, kind: Any, begin: Start) -> None:
+    """Drop the options of copies between the saves. A copy on a file system that all nodes share can be where the run begins."""
+    reason = OF_NODES if kind == ON_NODES else OF_COPIES if begin is not Start.NONE else WITHOUT_LOAD
+    effect = Effect.RESULT if reason == OF_COPIES else Effect.NONE
+    for name in (COPIES, COPIES_DIRECTORY):
+        ledger.drop(section + name, reason, effect)
 
 
 def row_at_loading(name: str, begin: Start) -> Row:

@@ -39,7 +39,7 @@ ROWS = {
         " model.hf_model_revision model.parallel_output model.mtp_enabled model.hetereogenous_dist_checkpoint"
         " model.bos_token_id model.eos_token_id model.pad_token_id optimizer.params_dtype optimizer.timers"
         " optimizer.barrier_with_L1_time optimizer.store_param_remainders mixed_precision.params_dtype"
-        " mixed_precision.pipeline_dtype mixed_precision.autocast_dtype mixed_precision.fp32 train.check_optimizer_step_success",
+        " mixed_precision.pipeline_dtype mixed_precision.autocast_dtype mixed_precision.fp32",
     ),
     (
         Effect.NONE,
@@ -81,7 +81,7 @@ ROWS = {
         " model.expert_tensor_parallel_num_weight_shards model.expert_gtp_weight_remat_size ddp.nccl_ub"
         " ddp.gradient_reduce_div_fusion ddp.num_buckets ddp.bucket_size ddp.pad_buckets_for_high_nccl_busbw"
         " ddp.align_param_gather ddp.average_in_collective ddp.fsdp_all_gather_in_start_param_sync ddp.use_custom_fsdp"
-        " optimizer.use_layer_wise_distributed_optimizer",
+        " optimizer.use_layer_wise_distributed_optimizer train.check_optimizer_step_success",
     ),
     (
         Effect.SPEED,
@@ -97,8 +97,7 @@ ROWS = {
         "model.gradient_accumulation_fusion model.bias_dropout_fusion model.masked_softmax_fusion"
         " model.apply_rope_fusion model.persist_layer_norm model.memory_efficient_layer_norm model.fused_single_qkv_rope"
         " model.cuda_graph_use_single_mempool model.cuda_graph_retain_backward_graph model.use_te_rng_tracker"
-        " model.disable_parameter_transpose_cache model.use_transformer_engine_full_layer_spec"
-        " model.use_mamba_mem_eff_path ddp.megatron_fsdp_cuda_graph_mode"
+        " model.disable_parameter_transpose_cache model.use_mamba_mem_eff_path ddp.megatron_fsdp_cuda_graph_mode"
         " model.dense_grouped_gemm",
     ),
     (
@@ -115,6 +114,11 @@ ROWS = {
         Effect.RUN,
         "lt-train would start with other weights or another state",
         "checkpoint.load checkpoint.pretrained_checkpoint",
+    ),
+    (
+        Effect.MODEL,
+        "the layers are Transformer Engine's then: LayerNorm, GELU, biases, no query groups, no rotary positions",
+        "model.use_transformer_engine_full_layer_spec",
     ),
     (Effect.SPEED, megatron_options.STAGES, "model.virtual_pipeline_model_parallel_size"),
     (

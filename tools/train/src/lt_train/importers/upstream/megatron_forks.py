@@ -36,7 +36,12 @@ ROWS = rows(
         " mtp_mem_efficient_logits loss_compute_mode loss_chunk_size recompute_in_advance",
     ),
     (Effect.NONE, OF_DATA, "handler_name tokenizer_padding_side"),
-    (Effect.NONE, "another program converts checkpoints", "enable_hf2mg_convert enable_mg2hf_convert hf_cfg_dir"),
+    (Effect.NONE, "another program converts checkpoints", "enable_mg2hf_convert hf_cfg_dir"),
+    (
+        Effect.RESULT,
+        "LOAD is a model of Hugging Face: lt-convert LOAD --to megatron-dist -o START, then --load START",
+        "enable_hf2mg_convert",
+    ),
     (Effect.NONE, "it belongs to enable_hf2mg_convert", "model_type_hf"),
     (Effect.NONE, "lt-train runs on PyTorch", "ai_framework"),
     (Effect.NONE, "lt-train finds by itself whether nodes share a file system", "no_shared_storage"),
@@ -48,6 +53,7 @@ ROWS = rows(
         " disable_compile_dependencies mlflow_run_name mlflow_experiment_name trainable",
     ),
     (Effect.RESULT, "the vocabulary is padded to 128 x tensor parallel size", "padded_vocab_size"),
+    (Effect.RESULT, "lt-train's router computes in float32", "router_gating_in_fp32 topk_softmax_in_fp32"),
     (Effect.NONE, "lt-train saves at the end of a run in any case", "disable_last_saving"),
     (Effect.NONE, "lt-train continues from its own --save", "auto_continue_train"),
 )

@@ -17,6 +17,7 @@ MEMORY = "it says how tensors are held or moved, not what they hold"
 COLLECTIVES = "it says how ranks communicate"
 KERNELS = "it chooses a kernel for the same computation"
 STAGES = "it says which pipeline rank has which layers"
+SCALES_CANCEL = "attention scores are divided by the layer's number and multiplied again: only the rounding differs"
 OTHER_PROGRAM = "the command does not train so: lt-train would"
 
 ROWS = rows(
@@ -55,7 +56,7 @@ ROWS = rows(
         " dist_ckpt_optim_fully_reshardable dist_ckpt_save_pre_mcore_014 dist_ckpt_workers"
         " distrib_optim_fully_reshardable_mem_efficient enable_msc disable_msc no_ckpt_fully_parallel_save"
         " no_ckpt_load_validate_sharding_integrity no_stream_ckpt_dequant no_strict_fsdp_dtensor_load"
-        " non_persistent_ckpt_type non_persistent_global_ckpt_dir non_persistent_local_ckpt_algo"
+        " non_persistent_local_ckpt_algo"
         " persistent_save_interval replication replication_factor replication_jump save_retain_interval use_dist_ckpt"
         " use_persistent_ckpt_worker verify_integrity no_save_optim no_save_rng async_save save_interval"
         " non_persistent_save_interval non_persistent_local_ckpt_dir ckpt_drop_redundant_extra_state"
@@ -88,7 +89,7 @@ ROWS = rows(
         " no_flight_recorder_include_only_active disable_flight_recorder_dump_on_timeout"
         " disable_flight_recorder_extra_dump_on_exec disable_flight_recorder_include_only_active"
         " check_weight_hash_across_dp_replicas_interval distributed_timeout_minutes"
-        " distributed_timeout_seconds_after_init rerun_mode exit_signal_handler",
+        " distributed_timeout_seconds_after_init exit_signal_handler",
     ),
     (
         Effect.NONE,
@@ -102,7 +103,7 @@ ROWS = rows(
     (
         Effect.NONE,
         "it says how ranks find each other, which lt-train does by itself",
-        "DDP_impl distributed_backend fake_local_rank lazy_mpu_init local_rank master_addr master_port"
+        "DDP_impl distributed_backend fake_local_rank local_rank master_addr master_port"
         " nccl_communicator_config_path rank remote_device use_mpi use_tp_pp_dp_mapping world_size"
         " disable_gloo_process_groups enable_gloo_process_groups deepspeed deepspeed_mpi no_pipeline_parallel"
         " query_gpu",
@@ -111,7 +112,7 @@ ROWS = rows(
     (
         Effect.RESULT,
         "lt-train skips a step whose gradients are not finite: --max-nan-steps",
-        "no_check_for_nan_in_loss_and_grad check_for_nan_in_loss_and_grad",
+        "no_check_for_nan_in_loss_and_grad check_for_nan_in_loss_and_grad rerun_mode",
     ),
     (
         Effect.NONE,
@@ -127,7 +128,7 @@ ROWS = rows(
     (Effect.RESULT, "lt-train's router computes its logits in float32", "moe_router_dtype"),
     (
         Effect.RESULT,
-        "attention scores are divided by the layer's number and multiplied again: only the rounding differs",
+        SCALES_CANCEL,
         "apply_query_key_layer_scaling",
     ),
     (Effect.NONE, "pipelines and sequence parallelism have one batch", "ds_sequence_parallel_size"),

@@ -13,9 +13,11 @@ IN_ANY_CASE = "lt-train does so in any case"
 NEURON = "a switch of AWS's Neuron fork that chooses how the same is computed or stored"
 MANAGER = "a switch of the experiment manager; a run continues by itself from its newest checkpoint"
 LIGHTNING = "a switch of PyTorch Lightning's that trains nothing"
+SAMPLER = "Lightning would replace NeMo's sampler by one that shuffles in its own way, and stops where it cannot"
 FUSION = "it chooses a kernel for the same computation"
 CHECKPOINTS = "it says how checkpoints are written; lt-train writes torch_dist in its own way"
 FSDP = "FSDP2 does so by itself"
+DATA = "data is tokenized first: lt-preprocess, then DATA"
 OF_DATA = "data is Megatron's mmap format, and is read so in any case"
 START = "lt-convert makes a checkpoint for --load from Hugging Face or Megatron weights"
 ENDS = "lt-train ends a run by its steps, or by --exit-duration-in-mins"
@@ -62,8 +64,11 @@ ROWS = rows(
         " enable_recovery_time_instrumentation async_checkpointing enable_checkpoint_removal_protection",
     ),
     (Effect.RESULT, "weights and optimizer stay in 32 bits in lt-train", "model.zero_use_master_weight"),
-    (Effect.NONE, TOKENIZER, "model.data.tokenizer_name"),
+    (Effect.NONE, "NeMo reads it with fp16 alone", "model.apply_query_key_layer_scaling"),
+    (Effect.RESULT, TOKENIZER, "model.data.tokenizer_name"),
     (Effect.MODEL, "lt-train has models of text alone", "model.multi_modal"),
+    (Effect.RESULT, "lt-train skips a step whose gradients are not finite: --max-nan-steps", "trainer.detect_anomaly"),
+    (Effect.RUN, SAMPLER, "trainer.use_distributed_sampler trainer.replace_sampler_ddp"),
     (Effect.RUN, "lt-train pretrains on text", "model.data.fine_tuning model.data.chat"),
     (Effect.RUN, EVALUATION, "model.data.pad_samples_to_global_batch_size"),
     (Effect.RUN, "lt-train has no dropout between the layers of an MLP", "model.ffn_dropout"),
@@ -82,9 +87,9 @@ ROWS = rows(
     (
         Effect.NONE,
         LIGHTNING,
-        "trainer.logger trainer.enable_checkpointing trainer.use_distributed_sampler trainer.replace_sampler_ddp"
-        " trainer.benchmark trainer.enable_model_summary trainer.enable_progress_bar trainer.profiler trainer.callbacks"
-        " trainer.num_sanity_val_steps trainer.detect_anomaly trainer.sync_batchnorm trainer.default_root_dir"
+        "trainer.logger trainer.enable_checkpointing trainer.benchmark trainer.enable_model_summary"
+        " trainer.enable_progress_bar trainer.profiler trainer.callbacks"
+        " trainer.num_sanity_val_steps trainer.sync_batchnorm trainer.default_root_dir"
         " trainer.log_every_n_steps trainer.sequential_move_factor trainer.weights_save_path trainer.track_grad_norm"
         " trainer.inference_mode",
     ),
@@ -92,7 +97,7 @@ ROWS = rows(
         Effect.NONE,
         IN_ANY_CASE,
         "model.mcore_gpt model.pre_process model.post_process model.gradient_as_bucket_view model.megatron_amp_O2"
-        " model.use_flash_attention model.apply_query_key_layer_scaling model.log_reduced_training_loss use_smp_model"
+        " model.use_flash_attention model.log_reduced_training_loss use_smp_model"
         " model.apex_transformer_log_level model.enable_megatron_timers model.nccl_communicator_config_path"
         " model.log_train_loss model.log_token_counts model.log_parameter_norm model.log_gradient_norm model.precision"
         " distributed_backend model.hf_access_token",
@@ -114,9 +119,10 @@ ROWS = rows(
     ),
     (
         Effect.NONE,
-        "data is tokenized first: lt-preprocess, then DATA",
-        "model.data.train_dir model.data.val_dir model.data.dataset_type model.data.zipped_data",
+        DATA,
+        "model.data.dataset_type model.data.zipped_data",
     ),
+    (Effect.RESULT, DATA, "model.data.train_dir model.data.val_dir"),
     (
         Effect.SPEED,
         FUSION,

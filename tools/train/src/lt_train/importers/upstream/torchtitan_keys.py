@@ -55,15 +55,20 @@ OTHER_START = "lt-train continues from the newest checkpoint of SAVE, with all t
 NO_TRAINING = "TorchTitan does not train then: lt-train would"
 
 ROWS = rows(
-    (Effect.NONE, "the model has its norm in any case", "model.norm_type"),
-    (Effect.NONE, TOKENIZER, "model.tokenizer_path model.hf_assets_path"),
+    (Effect.NONE, "the model has RMSNorm in any case", "model.norm_type"),
+    (Effect.RESULT, TOKENIZER, "model.tokenizer_path model.hf_assets_path"),
+    (
+        Effect.RESULT,
+        OF_DATA,
+        # Each worker of a data loader reads all of a data set that is no stream.
+        "training.dataset training.dataset_path training.dataloader.num_workers validation.dataset validation.dataset_path"
+        " validation.dataloader.num_workers",
+    ),
     (
         Effect.NONE,
         OF_DATA,
-        "training.dataset training.dataset_path training.dataloader.num_workers training.dataloader.persistent_workers"
-        " training.dataloader.pin_memory training.dataloader.prefetch_factor validation.dataset validation.dataset_path"
-        " validation.dataloader.num_workers validation.dataloader.persistent_workers validation.dataloader.pin_memory"
-        " validation.dataloader.prefetch_factor",
+        "training.dataloader.persistent_workers training.dataloader.pin_memory training.dataloader.prefetch_factor"
+        " validation.dataloader.persistent_workers validation.dataloader.pin_memory validation.dataloader.prefetch_factor",
     ),
     (
         Effect.NONE,
@@ -76,7 +81,7 @@ ROWS = rows(
         Effect.NONE,
         "the last checkpoint has all; lt-convert writes the weights alone, in any type",
         "checkpoint.last_save_model_only checkpoint.last_save_in_hf checkpoint.export_dtype"
-        " checkpoint.enable_first_step_checkpoint checkpoint.enable_ft_dataloader_checkpoints checkpoint.load_only"
+        " checkpoint.enable_first_step_checkpoint checkpoint.enable_ft_dataloader_checkpoints"
         " checkpoint.async_mode checkpoint.folder checkpoint.interval_type",
     ),
     (
@@ -84,6 +89,7 @@ ROWS = rows(
         OTHER_START,
         "checkpoint.load_step checkpoint.exclude_from_loading",
     ),
+    (Effect.NONE, "TorchTitan saves nothing then; lt-train saves what it trains", "checkpoint.load_only"),
     (Effect.RUN, NO_TRAINING, "checkpoint.create_seed_checkpoint memory_estimation.enable comm.mode"),
     (
         Effect.RUN,

@@ -1,0 +1,102 @@
+"""Tables of text: CSV, TSV and other separators, with quotes as in RFC 4180. The first row names the columns.
+
+A field in quotes may hold separators, doubled quotes and line breaks. Every value is text, `NA` and an empty field, too. A row
+with more or fewer fields than the first row is a bad row. Quotes that do not match would join rows, so they are an error.
+"""
+
+import csv
+import io
+from collections.abc import Iterator, Sequence
+
+from lt_preprocess.readers import chunks
+from lt_preprocess.readers.byte_stream import ByteStream
+from lt_preprocess.readers.paths import is_text, without_compression
+from lt_preprocess.readers.records import FieldsRecord, Record, UnusableRecord
+from lt_shared.console import BadData
+
+SEPARATORS = (",", "\t", ";", "|")
+SUFFIXES = (".csv", ".tsv", ".psv")
+_LINES_LOOKED_AT = 3
+
+
+def is_table(path: str, start: bytes, json_keys: Sequence[str]) -> bool:
+    """Whether a file that begins with `start` is a table: by its name, or because its first row names the keys."""
+    if start.lstrip().startswith((b"{", b"[", b"<")) or is_text(path) or not start.strip():
+        return False
+    return without_compression(path.lower()).endswith(SUFFIXES) or (
+        looks_like_table(start) and any(_has_keys(_header(start, separator), json_keys) for separator in SEPARATORS)
+    )
+
+
+def looks_like_table(start: bytes) -> bool:
+    """Whether the first lines are not JSON and contain one separator equally often."""
+    lines = start.split(b"\n")[:-1][:_LINES_LOOKED_AT]
+    if len(lines) < _LINES_LOOKED_AT or any(line.lstrip().startswith((b"{", b"[")) for line in lines):
+        return False
+    return any(len({line.count(mark) for line in lines}) == 1 and mark in lines[0] for mark in (b",", b"\t", b";", b"|"))
+
+
+def records(source: str, content: ByteStream, start: bytes, json_keys: Sequence[str]) -> Iterator[Record]:
+    """Yield a record for each row after the first. `start` are the first bytes of the content.
+
+    Raises BadData for a table without the columns of the keys, and for quotes that do not match.
+    """
+    separator = _separator(source, start, json_keys)
+    csv.field_size_limit(chunks.LONGEST_LINE_BYTES)
+    reader = csv.reader(_lines(content), delimiter=separator, strict=True)
+    try:
+        names = next(reader)
+        if repeated := next((name for name in json_keys if names.count(name) > 1), None):
+            raise BadData(f"{source}: {names.count(repeated)} columns are called {repeated!r}", "rename all but one of them")
+        for row in reader:
+            if row:
+                yield _record(row, names, json_keys)
+    except csv.Error as error:
+        raise BadData(
+            f"{source}, line {reader.line_num}: not a table of text: {error}",
+            "write it again with quotes around fields that hold quotes, separators or line breaks",
+        ) from None
+
+
+def _record(row: list[str], names: list[str], json_keys: Sequence[str]) -> Record:
+    if len(row) != len(names):
+        return UnusableRecord(f"{len(row)} fields, the first row has {len(names)}", _bytes(",".join(row)))
+    return FieldsRecord({name: _bytes(value) for name, value in zip(names, row, strict=True) if name in json_keys})
+
+
+def _lines(content: ByteStream) -> Iterator[str]:
+    longest = chunks.LONGEST_LINE_BYTES
+    encoding = "utf-8-sig"
+    while line := content.readline(longest):
+        # Bytes that are not UTF-8 become lone surrogates, and these bytes again when the row is encoded.
+        yield line.decode(encoding, errors="surrogateescape")
+        encoding = "utf-8"
+
+
+def _bytes(text: str) -> bytes:
+    return text.encode(errors="surrogateescape")
+
+
+def _separator(source: str, start: bytes, json_keys: Sequence[str]) -> str:
+    """Return the separator with which the first row names all keys."""
+    for separator in SEPARATORS:
+        if _has_keys(_header(start, separator), json_keys):
+            return separator
+    names = max((_header(start, separator) for separator in SEPARATORS), key=len)
+    missing = next(key for key in json_keys if key not in names)
+    raise BadData(
+        f"{source}: no column {missing!r} in the first row, which has {', '.join(repr(name)[:40] for name in names[:8])}",
+        "--json-keys names the column that has the text; a table needs a first row with the names of its columns",
+    )
+
+
+def _header(start: bytes, separator: str) -> list[str]:
+    text = start.decode("utf-8-sig", errors="replace")
+    try:
+        return next(csv.reader(io.StringIO(text, newline=""), delimiter=separator), [])
+    except csv.Error:
+        return []
+
+
+def _has_keys(names: Sequence[str], json_keys: Sequence[str]) -> bool:
+    return all(key in names for key in json_keys)
