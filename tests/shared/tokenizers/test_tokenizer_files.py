@@ -262,10 +262,10 @@ def test_a_tokenizer_json_that_has_the_added_tokens_keeps_its_hash(tmp_path: Pat
     config = {"added_tokens_decoder": {"1": ADDED}}
     (place / "tokenizer_config.json").write_text(json.dumps(config))
     assert tokenizer_files.find(place).sha256() == before
+    (place / "added_tokens.json").write_text('{"<new>": 2}')
+    assert tokenizer_files.find(place).sha256() == before, "the decoder of tokenizer_config.json comes first"
     # The name makes an added token of a word of the vocabulary.
     (place / "tokenizer_config.json").write_text(json.dumps(config | {"pad_token": "caf\u00e9"}))
     assert tokenizer_files.find(place).sha256() != before
-    (place / "added_tokens.json").write_text('{"<new>": 2}')
-    assert tokenizer_files.find(place).sha256() == before, "the decoder of tokenizer_config.json comes first"
     (place / "tokenizer_config.json").unlink()
     assert tokenizer_files.find(place).sha256() != before

@@ -88,7 +88,7 @@ class Configuration:
             pre_tokenizer = strict_json.loads(content).get("pre_tokenizer") or {}
             steps = pre_tokenizer.get("pretokenizers", [])
             kinds = [step.get("type") for step in steps]
-            return kinds == ["Digits", "ByteLevel"] and steps[0]["individual_digits"] and steps[1].get("use_regex", True)
+            return bool(kinds == ["Digits", "ByteLevel"] and steps[0]["individual_digits"] and steps[1].get("use_regex", True))
         except (ValueError, AttributeError, KeyError, TypeError):
             return False
 

@@ -4,6 +4,7 @@ Some classes replace the rules of the file. The class is named in tokenizer_conf
 AutoTokenizer ignores this name.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 _CLASS_OF_MODEL = {
@@ -163,11 +164,11 @@ def plain_name(name: Any) -> str | None:
     """Return a class name without a final "Fast" and with aliases replaced; None for a value that is no name."""
     if not isinstance(name, str) or not name:
         return None
-    name = name.removesuffix("Fast")
-    return _ALIASES.get(name, name)
+    plain: str = name.removesuffix("Fast")
+    return _ALIASES.get(plain, plain)
 
 
-def chosen_class(configured: Any, model: dict[str, Any]) -> str | None:
+def chosen_class(configured: Any, model: Mapping[str, Any]) -> str | None:
     """Return the name of the chosen class, or None if AutoTokenizer keeps the rules of tokenizer.json.
 
     `configured` is the class in tokenizer_config.json, `model` the content of config.json.
