@@ -143,6 +143,7 @@ def command(
         **document_options.plan_options(document, json_keys),
     )
     run_plan = plan.plan([*files, *input], tokenizer_files, tokenizer_path, output_prefix, options, eod_token, bos_token)
+    megatron_options.check_files(megatron, tokenizer_files, run_plan.tokenizer.vocab_size)
     datasets = sidecar.up_to_date(run_plan)
     if datasets is None and not force:
         sidecar.check_tokenizer(run_plan)

@@ -5,7 +5,7 @@ keys; nobody can type one.
 """
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from lt_shared.data.document_origins import key_paths
@@ -27,6 +27,16 @@ def name_of(key: str) -> str:
 
 def is_optional(key: str) -> bool:
     return key.endswith(_OPTIONAL)
+
+
+def names(json_keys: Iterable[str]) -> list[str]:
+    """The keys without marks."""
+    return list(map(name_of, json_keys))
+
+
+def required(json_keys: Iterable[str]) -> list[str]:
+    """The keys that a record must have."""
+    return [key for key in json_keys if not is_optional(key)]
 
 
 def value_of(record: Mapping[str, Any], key: str) -> Any:

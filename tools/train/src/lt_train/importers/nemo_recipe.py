@@ -75,6 +75,8 @@ def values_of(configuration: Configuration, carried: Collection[str]) -> dict[st
         del others["accumulate_grad_batches"]
     if strategy.get("fsdp") is not None:
         others["fsdp"] = strategy["fsdp"]
+    if strategy.get("setup_optimizers") is False:
+        others["setup_optimizers"] = False
     if others:
         values["trainer"] = others
     if tree.get("peft") is not None:
@@ -185,12 +187,29 @@ def _checkpoint(tree: Mapping[str, Any]) -> dict[str, Any]:
         checkpoints = log.get("ckpt")
         values["save_interval"] = checkpoints.get("every_n_train_steps") if isinstance(checkpoints, dict) else None
     if isinstance(resume, dict):
-        restored = resume.get("restore_config")
-        start = restored.get("path") if isinstance(restored, dict) else restored
-        values["pretrained_checkpoint"] = start or resume.get("resume_from_path") or resume.get("resume_from_directory")
+        values |= _start(resume)
     elif resume is not None:
         values["pretrained_checkpoint"] = resume
+    if _part(_part(tree, "trainer"), "strategy").get("ckpt_load_optimizer") is False:
+        values["load_optim"] = False
     return values
+
+
+def _start(resume: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the checkpoint that AutoResume takes: all of that to resume from, or else the weights of that to restore."""
+    if resume.get("resume_from_path") is not None:
+        return {"load": resume["resume_from_path"]}
+    values: dict[str, Any] = {}
+    if resume.get("resume_from_directory") is not None and resume.get("resume_if_exists") is not False:
+        values["load"] = resume["resume_from_directory"]
+    restored = resume.get("restore_config")
+    if not isinstance(restored, dict):
+        return values if restored is None else {**values, "pretrained_checkpoint": restored}
+    # RestoreConfig's defaults: the weights without the optimizer.
+    others = {f"restore_{name}": restored[name] for name in ("load_optim_state",) if restored.get(name)}
+    if restored.get("load_model_state") is False:
+        others["restore_load_model_state"] = False
+    return {**values, "pretrained_checkpoint": restored.get("path"), **others}
 
 
 def _callbacks(callbacks: Any) -> list[str]:
