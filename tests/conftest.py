@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import forked_workers
 import pytest
 from hypothesis import settings
 
@@ -72,6 +73,16 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ["LT_SECOND_PYTHON"] = "1"
     if hasattr(config, "workerinput") and config.args == ["tests"]:
         config.args = rotated_rooms(config.rootpath, config.workerinput)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_setupnodes(config: pytest.Config, specs: list[Any]) -> None:
+    """Where all tests run, the workers are copies of one process, which imports for them."""
+    if config.args == ["tests"]:
+        python, end = forked_workers.start()
+        config.add_cleanup(end)
+        for spec in specs:
+            spec.python = python
 
 
 def rotated_rooms(root: Path, worker: dict[str, Any]) -> list[str]:
