@@ -230,6 +230,53 @@ def test_the_start_of_a_recipe_of_nemo(resume: str, start: dict[str, Any] | str,
         assert {name: found[name] for name in ("load", "finetune", "no-load-optim") if name in found} == start
 
 
+GEMMA = """
+
+import dataclasses
+
+@dataclasses.dataclass
+class Gemma2Config9B:
+    num_layers: int = 42
+    normalization: str = "RMSNorm"
+    hidden_dropout: float = 0.0
+    window_size: tuple = (4096, 0)
+    attn_logit_softcapping: float = 50.0
+    seq_length: int = 8192
+"""
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ("pass", {"model": "gemma2-9b", "num-layers": None, "hidden-dropout": 0.0, "sequence-parallel": True}),
+        ("recipe.model.config.num_layers = 4", {"model": "gemma2-9b", "num-layers": 4}),
+        ("recipe.model.config.attn_logit_softcapping = 10.0", "model.attn_logit_softcapping"),
+        ("recipe.model.config.window_size = None", "model.window_size"),
+        ('recipe.model.config.normalization = "LayerNorm"', "model.normalization"),
+        # NeMo gives the window to other layers than the published model, which longer sequences show.
+        ("recipe.data.seq_length = 4097", "model.window_attn_skip_freq"),
+    ],
+)
+def test_gemma_of_nemo_is_the_published_model(change: str, expected: dict[str, Any] | str, tmp_path: Path) -> None:
+    package = tmp_path / "nemo/collections/llm/gpt/model"
+    package.mkdir(parents=True)
+    (package / "gemma2.py").write_text(GEMMA)
+    (tmp_path / "pyproject.toml").write_text("")
+    file = tmp_path / "recipe.py"
+    text = NEMO.replace("model.llama import Llama3Config8B, LlamaModel", "model.gemma2 import Gemma2Config9B")
+    text = text.replace(
+        "LlamaModel, config=run.Config(Llama3Config8B, num_layers=4)", "object, config=run.Config(Gemma2Config9B)"
+    )
+    head, sizes, tail = text.partition("    recipe.model.config.hidden_size")
+    file.write_text(f"{head}    {change}\n    return recipe\n")
+    assert sizes and tail
+    if isinstance(expected, str):
+        assert f"without {expected}" in refusal(f"{file}:pretrain_recipe")
+    else:
+        found = options(f"{file}:pretrain_recipe")
+        assert {name: found.get(name) for name in expected} == expected
+
+
 def test_a_strategy_that_loads_or_makes_no_optimizer(tmp_path: Path) -> None:
     file = tmp_path / "recipe.py"
     text = NEMO.replace("nl.MegatronStrategy, ", "nl.MegatronStrategy, ckpt_load_optimizer=False, ")

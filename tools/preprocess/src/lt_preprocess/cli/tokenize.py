@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from lt_preprocess.cli import curation_options, datasets, document_options, megatron_options
+from lt_preprocess.cli import curation_options, dedup, document_options, megatron_options
 from lt_shared import console
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ class _Command(console.DefaultCommand):
         return super().parse_args(ctx, megatron_options.with_lists_repeated(args))
 
 
-@click.command(cls=_Command, examples=EXAMPLES, named=lambda: datasets.commands)
+@click.command(cls=_Command, examples=EXAMPLES, named=lambda: dedup.commands)
 @click.argument("files", cls=console.Operands, nargs=-1, metavar="FILE...")
 @click.option("--tokenizer", metavar="TOKENIZER", help="Directory or file of the tokenizer, or its name.")
 @click.option("-o", "--output-prefix", required=True, metavar="PREFIX", help="Write PREFIX_text_document.bin and .idx.")
@@ -107,6 +107,7 @@ def command(
     keep_length: tuple[str, ...],
     keep_language: str | None,
     decontaminate: tuple[str, ...],
+    duplicates: str | None,
     **further: Any,
 ) -> None:
     """Tokenize documents into indexed datasets that Megatron-LM, NeMo and lt-train read.
@@ -127,7 +128,7 @@ def command(
     from lt_preprocess.pipeline import journal, plan, run, sidecar
 
     workers = workers or len(os.sched_getaffinity(0))
-    rules = curation_options.rules(keep_length, keep_language, decontaminate)
+    rules = curation_options.rules(keep_length, keep_language, decontaminate, duplicates)
     tokenizer_files, tokenizer_path = megatron_options.find_tokenizer(tokenizer, megatron)
     bos_token = document_options.bos_token(document)
     options = plan.Options(

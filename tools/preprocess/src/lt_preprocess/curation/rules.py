@@ -1,10 +1,9 @@
 """Which rules a run applies to its documents, and their removals for a batch.
 
 A document's text is all of its texts, of every key, joined by line breaks. The first rule that removes a document gives the
-reason: length, language, evaluation texts. Limits in tokens are applied after encoding.
+reason: duplicates, length, language, evaluation texts. Limits in tokens are applied after encoding.
 """
 
-import dataclasses
 import hashlib
 from typing import Any, NamedTuple
 
@@ -12,9 +11,12 @@ import numpy as np
 
 from lt_preprocess.curation import lengths, words
 from lt_preprocess.curation.contamination import EvaluationTexts
+from lt_preprocess.curation.documents import LineStarts, document_texts
+from lt_preprocess.curation.duplicates import DuplicateList, read_record
 from lt_preprocess.curation.languages import Classifier, LanguageRule
 from lt_preprocess.curation.lengths import LengthRule, Unit
 from lt_preprocess.readers.batch import Batch
+from lt_preprocess.readers.chunks import Chunk
 from lt_preprocess.readers.paths import STDIN
 from lt_preprocess.texts import Lengths, Texts
 from lt_shared.console import UsageError
@@ -25,11 +27,12 @@ Removals = dict[int, tuple[str, str]]
 
 
 class Rules(NamedTuple):
-    """What the command line asks for; nothing by default."""
+    """The rules on the command line; none by default."""
 
     lengths: tuple[LengthRule, ...] = ()
     language: LanguageRule | None = None
     evaluation_texts: tuple[str, ...] = ()
+    duplicates: str | None = None
 
     def to_record(self) -> dict[str, Any]:
         """Return the rules as text, without those that are off."""
@@ -37,6 +40,7 @@ class Rules(NamedTuple):
             "keep_length": [str(rule) for rule in self.lengths],
             "keep_language": None if self.language is None else str(self.language),
             "decontaminate": list(self.evaluation_texts),
+            "duplicates": self.duplicates,
         }
         return {name: value for name, value in record.items() if value}
 
@@ -50,37 +54,40 @@ class Rules(NamedTuple):
         record = self.to_record()
         if self.evaluation_texts:
             record["decontaminate"] = [hashlib.sha256(storage.read_bytes(path)).hexdigest() for path in self.evaluation_texts]
+        if self.duplicates is not None:
+            listed = read_record(self.duplicates)[0]
+            record["duplicates"] = [listed["plan"], listed["crc32"]]
         return record
 
 
 NO_RULES = Rules()
 
 
-@dataclasses.dataclass
 class Curator:
-    """Applies rules to batches; threads share it."""
+    """Applies rules to batches; threads share it. `duplicates` is the list that the rules name."""
 
-    rules: Rules
-
-    def __post_init__(self) -> None:
-        self._classifier = None if self.rules.language is None else Classifier(self.rules.language)
-        self._evaluation_texts = EvaluationTexts(self.rules.evaluation_texts) if self.rules.evaluation_texts else None
-        self._units = {rule.unit for rule in self.rules.lengths}
+    def __init__(self, rules: Rules, duplicates: DuplicateList | None = None):
+        self._rules = rules
+        self._duplicates = duplicates
+        self._classifier = None if rules.language is None else Classifier(rules.language)
+        self._evaluation_texts = EvaluationTexts(rules.evaluation_texts) if rules.evaluation_texts else None
+        self._units = {rule.unit for rule in rules.lengths}
         self._needs_words = "words" in self._units or self._evaluation_texts is not None
 
     def prepare(self) -> None:
-        """Compile what the rules need before threads start."""
-        text = Texts.from_list([b"a text"])
-        self.removals(text)
+        """Compile the rules' kernels before threads start."""
+        self._text_removals(Texts.from_list([b"a text"]), {})
 
-    def batch_removals(self, batch: Batch) -> Removals:
-        """Return the documents of a batch that a rule removes before encoding."""
-        return self.removals(document_texts(batch))
-
-    def removals(self, texts: Texts) -> Removals:
+    def removals(self, chunk: Chunk, batch: Batch, line_starts: LineStarts) -> Removals:
+        """Return the documents of a chunk that a rule removes before encoding."""
         removals: Removals = {}
+        if self._duplicates is not None:
+            removals = self._duplicates.removals(chunk.end.input, line_starts.of_documents(batch.lines))
+        return self._text_removals(document_texts(batch), removals) if self._has_text_rules else removals
+
+    def _text_removals(self, texts: Texts, removals: Removals) -> Removals:
         text_words = words.words(texts) if self._needs_words else None
-        for rule in self.rules.lengths:
+        for rule in self._rules.lengths:
             if rule.unit == "bytes":
                 removals = rule.removals(np.diff(texts.offsets)) | removals
             elif rule.unit == "characters":
@@ -98,7 +105,7 @@ class Curator:
     def token_removals(self, tokens: Lengths) -> Removals:
         """Return the documents that have too few or too many tokens; `tokens` int64 [documents]."""
         removals: Removals = {}
-        for rule in self.rules.lengths:
+        for rule in self._rules.lengths:
             if rule.unit == TOKENS:
                 removals = rule.removals(tokens) | removals
         return removals
@@ -108,21 +115,12 @@ class Curator:
         return TOKENS in self._units
 
     @property
-    def has_text_rules(self) -> bool:
+    def needs_positions(self) -> bool:
+        return self._duplicates is not None
+
+    @property
+    def _has_text_rules(self) -> bool:
         return bool(self._units - {TOKENS}) or self._classifier is not None or self._evaluation_texts is not None
 
 
 TOKENS: Unit = "tokens"
-
-
-def document_texts(batch: Batch) -> Texts:
-    """Return one text for each document of a batch."""
-    [first, *others] = batch.columns
-    if not others and (first.texts_per_document == 1).all():
-        return first.texts
-    texts_by_document: list[list[bytes]] = [[] for _ in first.texts_per_document]
-    for column in batch.columns:
-        texts = iter(column.texts.to_list())
-        for document, count in enumerate(column.texts_per_document.tolist()):
-            texts_by_document[document] += [next(texts) for _ in range(count)]
-    return Texts.from_list([b"\n".join(texts) for texts in texts_by_document])

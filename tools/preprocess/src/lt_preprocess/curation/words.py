@@ -59,7 +59,7 @@ class Words(NamedTuple):
 
 
 def words_of(text: str) -> list[str]:
-    """Return the words of one text, by the definition: the compiled pass does the same faster."""
+    """Split a text into words, by the definition: the compiled pass does the same faster."""
     text = _NUMBER.sub("0", text.lower()).translate(_SPACES_OF_PUNCTUATION)
     # Whitespace goes first: a space that a dropped mark leaves behind is no border of words more.
     return _UNSPACED_CHARACTER.sub(r" \1 ", _without_marks(" ".join(text.split()))).split()
@@ -71,7 +71,7 @@ def _without_marks(text: str) -> str:
 
 
 def words(texts: Texts) -> Words:
-    """Find the words of all texts, which are valid UTF-8."""
+    """Find the words in all texts, which are valid UTF-8."""
     count = len(texts.offsets) - 1
     size_bytes = int(texts.offsets[-1] - texts.offsets[0])
     table, replacements, replacement_ends = _table()
@@ -93,7 +93,7 @@ def words(texts: Texts) -> Words:
 
 @functools.cache
 def _table() -> tuple[npt.NDArray[np.uint32], Bytes, Lengths]:
-    """Return what becomes of each character below TABLE_SIZE, and the replacements back to back with their ends."""
+    """Return an entry for each character below TABLE_SIZE, and the replacements back to back with their ends."""
     table = np.zeros(TABLE_SIZE, np.uint32)
     replacements: dict[bytes, int] = {}
     for code in range(TABLE_SIZE):
@@ -230,7 +230,7 @@ def _normalize(
     counts: Lengths,
     unclear: npt.NDArray[np.bool_],
 ) -> int:
-    """Write the words of all texts to `output`; returns the number of bytes. `unclear` marks texts that need Python."""
+    """Write every text's words to `output`; returns the number of bytes. `unclear` marks texts that need Python."""
     base = element_address(output, 0)
     strings = element_address(replacements, 0)
     target = base

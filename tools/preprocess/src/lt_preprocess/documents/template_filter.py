@@ -11,6 +11,11 @@ from lt_preprocess.tokenizers.base import Encoder
 
 
 def filled(chunk: Chunk, batch: Batch, encoder: Encoder, template: Template) -> Batch:
+    """Apply `fill` as a filter."""
+    return fill(chunk, batch, template)
+
+
+def fill(chunk: Chunk, batch: Batch, template: Template) -> Batch:
     """Replace the columns of the fields by one column of texts. A document with a list in a field becomes a bad line."""
     reasons: dict[int, str] = {}
     for field, column in zip(template.fields, batch.columns, strict=True):

@@ -16,6 +16,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import numpy as np
 import numpy.typing as npt
 
+from lt_preprocess.curation.documents import LineStarts, with_line_starts
 from lt_preprocess.curation.rules import Curator
 from lt_preprocess.documents.assembly import Documents
 from lt_preprocess.documents.recipe import Recipe
@@ -105,10 +106,13 @@ class Encoded:
 
 
 def _encode(chunk: Chunk, recipe: Recipe, encoder: Encoder, curator: Curator | None) -> Encoded:
+    line_starts = LineStarts()
+    if curator is not None and curator.needs_positions:
+        chunk, line_starts = with_line_starts(chunk)
     batch = recipe.batch(chunk, encoder)
     removed = NOTHING_REMOVED
     if curator is not None:
-        batch, removed = curate(chunk, batch, recipe.json_keys, curator)
+        batch, removed = curate(chunk, batch, recipe.json_keys, curator, line_starts)
     encoded = [recipe.form.encode(texts, encoder) for texts, _ in batch.columns]
     if curator is not None and curator.has_token_limits:
         batch, encoded, removed = curate_by_tokens(chunk, batch, encoded, recipe.json_keys, curator, removed)

@@ -20,7 +20,9 @@ from typing import Any, Literal
 
 import numpy as np
 
+from lt_preprocess.curation.duplicates import DuplicateList
 from lt_preprocess.curation.rules import NO_RULES, Rules
+from lt_preprocess.curation.signature_files import Compared
 from lt_preprocess.documents import recipe as recipes
 from lt_preprocess.documents.document_form import DocumentForm
 from lt_preprocess.documents.fill_in_the_middle import FillInTheMiddle
@@ -112,6 +114,13 @@ class Plan:
     identity: manifest.Tokenizer
     options: Options
     rules_fingerprint: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+    @property
+    def duplicates(self) -> DuplicateList | None:
+        """The duplicates to remove. Raises as `DuplicateList`."""
+        path, options = self.options.rules.duplicates, self.options
+        compared = Compared(options.json_keys, options.sample_by, options.template)
+        return None if path is None else DuplicateList(path, self.sources, compared)
 
     @property
     def dtype(self) -> str:
@@ -255,7 +264,11 @@ def plan(
     if options.shard is not None:
         prefix = f"{prefix}-{options.shard.index:05d}-of-{options.shard.count:05d}"
     _check_that_no_input_is_an_output(paths, prefix, options)
-    return Plan(prefix, paths, sources, loaded, tokenizers.identity(files, tokenizer_path), options, options.rules.fingerprint())
+    identity = tokenizers.identity(files, tokenizer_path)
+    checked_plan = Plan(prefix, paths, sources, loaded, identity, options, options.rules.fingerprint())
+    if (duplicates := checked_plan.duplicates) is not None:
+        duplicates.check()
+    return checked_plan
 
 
 def _given_twice(paths: Sequence[str]) -> str | None:

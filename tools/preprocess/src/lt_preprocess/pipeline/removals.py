@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from lt_preprocess.curation.documents import LineStarts
 from lt_preprocess.curation.rules import Curator, Removals
 from lt_preprocess.documents.special_token_filter import bad_lines_of
 from lt_preprocess.readers.batch import BadLine, Batch
@@ -67,9 +68,11 @@ def subtracted(counts: Counts, less: Counts) -> Counts:
     return {kind: count for kind, count in differences.items() if count}
 
 
-def curate(chunk: Chunk, batch: Batch, json_keys: tuple[str, ...], curator: Curator) -> tuple[Batch, Removed]:
-    """Apply the rules that need the text."""
-    removals = curator.batch_removals(batch) if curator.has_text_rules else {}
+def curate(
+    chunk: Chunk, batch: Batch, json_keys: tuple[str, ...], curator: Curator, line_starts: LineStarts
+) -> tuple[Batch, Removed]:
+    """Apply the rules that need no tokens."""
+    removals = curator.removals(chunk, batch, line_starts)
     return (batch.without(removals), _removed(chunk, batch, json_keys, removals)) if removals else (batch, NOTHING_REMOVED)
 
 
@@ -115,5 +118,5 @@ def in_words(counts: Counts) -> str:
 
 
 def remaining_examples(counts: Counts, kinds: Iterable[str]) -> Counts:
-    """Return how many more examples of each kind a part takes that has `counts`."""
+    """Return how many more examples a part takes, by kind, after `counts`."""
     return {kind: max(EXAMPLES_PER_KIND - counts.get(kind, 0), 0) for kind in kinds}

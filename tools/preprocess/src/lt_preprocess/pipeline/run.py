@@ -118,7 +118,7 @@ class _Run:
 
     def _tokenize(self, workers: int) -> None:
         plan = self._plan
-        curator = None if plan.options.rules == NO_RULES else Curator(plan.options.rules)
+        curator = None if plan.options.rules == NO_RULES else Curator(plan.options.rules, plan.duplicates)
         encoders = _prepared_encoders(plan, workers)
         if curator is not None:
             jit.apart(curator.prepare)

@@ -207,7 +207,9 @@ def _refuse_other_parts(ledger: Ledger) -> None:
     """Drop what differs from the published model and no option says: a part switched off, or set to the trainer's default."""
     for key in [key for key in ledger.remaining_keys() if key.startswith("model.")]:
         name, value, table_row = key.removeprefix("model."), ledger.peek(key), row(key)
-        is_harmless = name in recipe.OF_TRAINING or (table_row and table_row.effect not in (Effect.MODEL, Effect.RUN))
+        is_harmless = name in (*recipe.OF_TRAINING, *recipe.OF_LAYOUT) or (
+            table_row and table_row.effect not in (Effect.MODEL, Effect.RUN)
+        )
         is_carried = key in CARRIED and name not in EXPERT_OPTIONS and value not in (None, False)
         if not is_harmless and not is_carried and (value in OFF or ledger.is_default(key, value)):
             ledger.take(key)

@@ -37,6 +37,10 @@ DATA_DEFAULTS = {"seq_length": 2048, "micro_batch_size": 4, "global_batch_size":
 SPLIT = "900,50,50"
 SCHEDULE_DEFAULTS = {"warmup_steps": 750, "constant_steps": 80000, "min_lr": 6e-5}
 SCHEDULES = {"CosineAnnealingScheduler": "cosine"}
+# Classes whose layers NeMo changes by code, where lt-train's preset stands for the published model.
+PUBLISHED = {"Gemma2Config2B": "gemma2-2b", "Gemma2Config9B": "gemma2-9b", "Gemma2Config27B": "gemma2-27b"}
+# Gemma2DotProductAttention gives the window to the 2nd, 4th, ... layer, the published model to the 1st, 3rd, ...
+OTHER_WINDOWS = "in the layers 2, 4, 6, ..."
 # Arguments of Lightning's trainer that change no step, at any value.
 OF_MACHINES = (
     *("accelerator", "devices", "num_nodes", "use_distributed_sampler", "limit_test_batches", "logger", "strategy", "plugins"),
@@ -115,7 +119,27 @@ def _model(
     if instance is not None:
         recipe.leave_out_defaults(configuration, carried, "model", instance, settings)
     layout = {name: strategy[name] for name in OF_STRATEGY if strategy.get(name) is not None}
+    package, _, name = str(settings.get("_target_")).rpartition(".")
+    preset = PUBLISHED.get(name)
+    if preset and package.startswith("nemo.") and instance is not None:
+        settings = _changes(configuration, instance, settings, _part(tree, "data").get("seq_length"))
+        settings |= {"_target_": recipe.PROVIDER, "preset": preset}
     return {**settings, **layout}
+
+
+def _changes(configuration: Configuration, instance: Instance, settings: dict[str, Any], length: Any) -> dict[str, Any]:
+    """Return what a recipe has changed in a published model, and what trains it."""
+    defaults = configuration.tree.defaults(instance)
+    window = defaults.get("window_size")
+    changes = {
+        name: value
+        for name, value in settings.items()
+        if name in recipe.OF_TRAINING or name not in defaults or value != defaults[name]
+    }
+    changes.pop("seq_length", None)
+    if not (isinstance(window, list | tuple) and isinstance(length, int) and length <= window[0]):
+        changes["window_attn_skip_freq"] = OTHER_WINDOWS
+    return changes
 
 
 def _length(trainer: Mapping[str, Any]) -> Any:
