@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import forked_workers
 import pytest
 from hypothesis import settings
 
@@ -51,7 +52,7 @@ TORCH = re.compile(
 )
 # Of the five guides, the one that goes through TorchTitan's files.
 OTHER_GUIDES = re.compile(r"test_seeds\.py::(?!test_a_small_run_of_the_guide\[torchtitan)")
-# They go to one process, which has to do with them for longer than with anything else: four hundred seconds.
+# They go to one process, which has to do with them for longer than with anything else: two hundred seconds.
 LONGEST = "tests/cluster/"
 # Files that take, or have a test or a fixture that takes, more than half a minute, or a quarter of one if they have few tests:
 # files with few tests come last, and the other processes would wait for them.
@@ -72,6 +73,16 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ["LT_SECOND_PYTHON"] = "1"
     if hasattr(config, "workerinput") and config.args == ["tests"]:
         config.args = rotated_rooms(config.rootpath, config.workerinput)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_setupnodes(config: pytest.Config, specs: list[Any]) -> None:
+    """Where all tests run, the workers are copies of one process, which imports for them."""
+    if config.args == ["tests"]:
+        python, end = forked_workers.start()
+        config.add_cleanup(end)
+        for spec in specs:
+            spec.python = python
 
 
 def rotated_rooms(root: Path, worker: dict[str, Any]) -> list[str]:

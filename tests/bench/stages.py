@@ -32,7 +32,7 @@ class Clock:
 def lt_preprocess(model: models.Model, file: Path, directory: Path) -> dict[str, float]:
     import numpy as np
 
-    from lt_preprocess.pipeline import assembly
+    from lt_preprocess.documents import assembly
     from lt_preprocess.readers import inputs
     from lt_preprocess.readers.chunks import Chunk, Position
     from lt_preprocess.readers.slices import Slice

@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import nursery
 import pytest
 
 CONFIGURATION = """\
@@ -59,10 +60,13 @@ WAIT_SECONDS = 900
 
 @dataclasses.dataclass(frozen=True)
 class Slurm:
-    """`environment` makes Slurm's programs talk to this cluster; jobs that inherit it find the lt tools."""
+    """`environment` makes Slurm's programs talk to this cluster; jobs that inherit it find the lt tools, of which lt-train starts
+    copies as ranks (tests/train/nursery.py). In jobs with `plain_path` as PATH, lt-train is as it is installed.
+    """
 
     folder: Path
     environment: dict[str, str]
+    plain_path: str
 
     def attempt(self, *arguments: str, cwd: Path | None = None, stdin: str | None = None) -> tuple[int, str, str]:
         """Exit code, output, errors."""
@@ -131,7 +135,8 @@ def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
     (folder / "hosts").write_text(HOSTS)
     (folder / "disk").mkdir()
     variables = {name: value for name, value in os.environ.items() if not name.startswith(("LT_", "SLURM_"))}
-    cluster = Slurm(folder, variables | {"SLURM_CONF": str(configuration), "PATH": _path()})
+    path = f"{nursery.programs_with_copied_ranks()}:{_path()}"
+    cluster = Slurm(folder, variables | {"SLURM_CONF": str(configuration), "PATH": path}, _path())
     munge = _start_munge()
     daemons = [["slurmctld", "-D", "-f", str(configuration)]]
     cores = sorted(os.sched_getaffinity(0))

@@ -42,11 +42,11 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def undisturbed(slurm: Any, directory: Path) -> str:
     """The log of the README's script, which leaves its results in `directory`. The loss of each step is written down, and of the
-    40 steps a fifth are made."""
+    40 steps a fifth are made. Its ranks are processes as a user has them, those of the other jobs are copies."""
     (script,) = re.findall(r"^```bash\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
     assert script.count("--train-iters 40 ") == 1
     script = script.replace("--train-iters 40 ", "--train-iters 8 ")
-    options = ("--parsable", "-o", "readme.out", "--export=ALL,LT_TRAIN_LOG_INTERVAL=1")
+    options = ("--parsable", "-o", "readme.out", f"--export=ALL,LT_TRAIN_LOG_INTERVAL=1,PATH={slurm.plain_path}")
     job = slurm.run("sbatch", *options, cwd=directory, stdin=script)
     return str(slurm.finish(job, directory / "readme.out"))
 

@@ -34,7 +34,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import copy_request
-from copy_request import LARGEST_REQUEST_BYTES, STREAMS
+from copy_request import LARGEST_REQUEST_BYTES, NAMESPACES, STREAMS
 
 FORK = multiprocessing.get_context("fork")
 # What most of their commands import.
@@ -46,7 +46,7 @@ OF_TOOLS = (
     "lt_monitor.views.summary_table",
 )
 TRAINING, TOOLS = "training", "tools"
-PR_SET_NAME = 15
+PR_SET_NAME, CLONE_FS = 15, 0x200
 LISTENER = "LT_NURSERY_OF_"
 # A hundred times what the imports take, and how often a nursery looks for the process that it works for.
 START_SECONDS, OWNER_SECONDS = 1000, 5
@@ -111,6 +111,16 @@ def programs() -> str:
     folder = Path(python()).parent / "bin"
     folder.mkdir()
     executable(folder / "lt-train", python(), "-m", "lt_train")
+    return str(folder)
+
+
+@functools.cache
+def programs_with_copied_ranks() -> str:
+    """A folder for the PATH of a job, in which `lt-train` is a process of its own, and its ranks are copies."""
+    folder = Path(python()).parent / "launchers-of-jobs"
+    folder.mkdir()
+    program = f"import sys; sys.executable = {python()!r}; sys.argv[0] = 'lt-train'; from lt_train.cli import main; main()"
+    executable(folder / "lt-train", sys.executable, "-P", "-c", program)
     return str(folder)
 
 
@@ -193,8 +203,11 @@ def attend(connection: socket.socket) -> None:
     copy.start()
     for file in files:
         os.close(file)
-    if connection in wait([copy.sentinel, connection]):
-        copy.kill()
+    while copy.sentinel not in wait([copy.sentinel, connection]):
+        if not (number := connection.recv(16)):
+            copy.kill()
+            break
+        os.kill(copy.pid, int(number))  # type: ignore[arg-type]
     copy.join()
     with contextlib.suppress(BrokenPipeError):
         connection.send(str(copy.exitcode).encode())
@@ -205,6 +218,11 @@ def become(request: dict[str, Any], files: list[int]) -> None:
     from lt_train.process import process_lifetime
 
     process_lifetime.die_with(os.getppid())
+    if process_lifetime.PARENT_VARIABLE in request["environment"]:
+        request["environment"][process_lifetime.PARENT_VARIABLE] = str(os.getppid())
+    signal.pthread_sigmask(signal.SIG_SETMASK, request["blocked"])
+    os.sched_setaffinity(0, request["cores"])
+    enter_namespaces(request["process"], request["namespaces"])
     for file, stream in zip(files, STREAMS, strict=True):
         os.dup2(file, stream)
         os.close(file)
@@ -223,6 +241,17 @@ def become(request: dict[str, Any], files: list[int]) -> None:
         signals._started = time.monotonic()
         rank_processes.subprocess = Copies  # type: ignore[attr-defined]
     run(request["arguments"], request["environment"])
+
+
+def enter_namespaces(process: int, identities: list[str]) -> None:
+    """Be on the node of the tests' cluster that the process which asks is on, by host name and files."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    for name, identity in zip(NAMESPACES, identities, strict=True):
+        if os.readlink(f"/proc/self/ns/{name}") != identity:
+            with open(f"/proc/{process}/ns/{name}") as namespace:
+                # A thread of torch's shares the root and the working directory: the kernel refuses to change them for both.
+                libc.unshare(CLONE_FS)
+                assert libc.setns(namespace.fileno(), 0) == 0, os.strerror(ctypes.get_errno())
 
 
 class Copies:

@@ -2,9 +2,9 @@
 
     python tests/train/option_table.py
 
-Writes option_table.tsv: trainer, option, value, what becomes of it, the reason or the options of lt-train, and the upstream line
-that declares the option. The options are those of importers/upstream/*.json. An option that another one switches on is tried with
-that other one, by SWITCHED_ON.
+Writes option_table.tsv: trainer, option, value, what becomes of it, the reason or the options of lt-train, the upstream line
+that declares the option, and the line that reads it, from upstream_reads.py. The options are those of importers/upstream/*.json.
+An option that another one switches on is tried with that other one, by SWITCHED_ON.
 """
 
 import dataclasses
@@ -22,7 +22,10 @@ from lt_train.importers.ledger import Translation
 from lt_train.importers.upstream import rows
 
 TABLE = Path(__file__).with_suffix(".tsv")
+READS = Path(__file__).with_name("option_reads.tsv")
 REFUSED, DECIDED, CARRIED, SPEED, NOTHING = "refused", "decided", "carried", "speed", "nothing"
+# What a line of upstream's source has to show.
+SHOWN = (DECIDED, SPEED, NOTHING)
 BECOMES = {
     Effect.MODEL: REFUSED,
     Effect.RUN: REFUSED,
@@ -153,7 +156,8 @@ class Outcome:
     line: str
 
     def row(self) -> str:
-        return "\t".join((self.trainer, self.option, json.dumps(self.value), self.becomes, self.reason, self.line))
+        read = reads().get((self.trainer, self.option), "") if self.becomes in SHOWN else ""
+        return "\t".join((self.trainer, self.option, json.dumps(self.value), self.becomes, self.reason, self.line, read))
 
 
 def another(default: Any, choices: list[str] | None = None) -> Any:
@@ -242,6 +246,13 @@ def outcomes(trainer: str) -> Iterator[Outcome]:
 
 
 @functools.cache
+def reads() -> dict[tuple[str, str], str]:
+    """The lines of option_reads.tsv by trainer and option."""
+    rows = [line.split("\t") for line in READS.read_text().splitlines() if not line.startswith("#")] if READS.exists() else []
+    return {(trainer, option): line for trainer, option, line in rows}
+
+
+@functools.cache
 def upstream(trainer: str) -> dict[str, Any]:
     table: dict[str, Any] = json.loads(resources.files(rows.__package__).joinpath(f"{trainer}.json").read_text())
     return table
@@ -249,7 +260,9 @@ def upstream(trainer: str) -> dict[str, Any]:
 
 def main() -> None:
     table = [result.row() for trainer in BASES for result in outcomes(trainer)]
-    TABLE.write_text("# trainer\toption\tvalue\tbecomes\treason or options\tupstream line\n" + "\n".join(table) + "\n")
+    TABLE.write_text(
+        "# trainer\toption\tvalue\tbecomes\treason or options\tupstream line\tline that reads it\n" + "\n".join(table) + "\n"
+    )
 
 
 if __name__ == "__main__":

@@ -2,12 +2,14 @@
 trains, and the room `megatron` alone replaces them."""
 
 import ast
+import functools
 import importlib.util
 import json
 import re
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TypeGuard
 
 import nursery
 import pytest
@@ -26,6 +28,7 @@ FOLLOWS_FROM_TORCH = "jit_fuser"
 SETTINGS = {"fill_uninitialized_memory", "recompile_limit"}
 
 
+@functools.cache
 def names_of_megatron() -> set[str]:
     """Functions, methods and module attributes of the installed megatron-core, read without importing it."""
     spec = importlib.util.find_spec("megatron.core")
@@ -43,6 +46,12 @@ def names_of_megatron() -> set[str]:
     return found
 
 
+@functools.cache
+def source_trees() -> dict[str, ast.Module]:
+    """The syntax tree of each file of lt-train, by its path in the package."""
+    return {str(path.relative_to(SOURCE)): ast.parse(path.read_text()) for path in SOURCE.rglob("*.py")}
+
+
 def assigned(tree: ast.AST) -> Iterator[str]:
     """Names of attributes that are set on objects: by assignment, by `setattr`, or in the dictionary of `vars`."""
     for node in ast.walk(tree):
@@ -51,10 +60,14 @@ def assigned(tree: ast.AST) -> Iterator[str]:
             targets = node.targets
         elif isinstance(node, ast.AnnAssign | ast.AugAssign):
             targets = [node.target]
-        elif isinstance(node, ast.Call) and ast.unparse(node.func) == "setattr" and isinstance(node.args[1], ast.Constant):
+        elif is_call_of(node, "setattr") and isinstance(node.args[1], ast.Constant):
             yield str(node.args[1].value)
         for target in targets:
             yield from _attributes(target)
+
+
+def is_call_of(node: ast.AST, *names: str) -> TypeGuard[ast.Call]:
+    return isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in names
 
 
 def _attributes(target: ast.expr) -> Iterator[str]:
@@ -69,12 +82,7 @@ def _attributes(target: ast.expr) -> Iterator[str]:
 
 def replaced() -> set[tuple[str, str]]:
     names = names_of_megatron() - OF_PARAMETERS
-    return {
-        (str(path.relative_to(SOURCE)), name)
-        for path in SOURCE.rglob("*.py")
-        for name in assigned(ast.parse(path.read_text()))
-        if name in names
-    }
+    return {(file, name) for file, tree in source_trees().items() for name in assigned(tree) if name in names}
 
 
 def upstream_owners(tree: ast.AST) -> set[str]:
@@ -102,7 +110,7 @@ def set_on_upstream(tree: ast.AST) -> Iterator[str]:
                 for each in target.elts if isinstance(target, ast.Tuple | ast.List) else [target]:
                     if isinstance(each, ast.Attribute):
                         targets.append((each.value, each.attr))
-        elif isinstance(node, ast.Call) and ast.unparse(node.func) in ("setattr", "replace_within"):
+        elif is_call_of(node, "setattr", "replace_within"):
             targets.append((node.args[0], ast.unparse(node.args[1])))
         for owner, name in targets:
             if ast.unparse(owner).partition(".")[0] in owners:
@@ -119,9 +127,9 @@ def test_every_replacement_in_the_source_is_listed() -> None:
 def test_no_other_room_replaces_anything() -> None:
     assert {file for file, _ in replaced() if not file.startswith(ROOM)} == set()
     found = {
-        f"{path.relative_to(SOURCE)}: {name}"
-        for path in SOURCE.rglob("*.py")
-        for name in set_on_upstream(ast.parse(path.read_text()))
+        f"{file}: {name}"
+        for file, tree in source_trees().items()
+        for name in set_on_upstream(tree)
         if name.rpartition(".")[2] not in SETTINGS
     }
     assert len(found) > 20
@@ -144,17 +152,18 @@ def test_the_search_sees_what_is_set_on_modules_and_classes(line: str, expected:
 
 def test_every_function_of_the_room_is_called() -> None:
     """Else nothing is replaced by it any more: it goes, and its names in the room and on the page."""
-    texts = {path: path.read_text() for path in SOURCE.rglob("*.py")}
+    words = {file: set(re.findall(r"\w+", (SOURCE / file).read_text())) for file in source_trees()}
     for path in SOURCE.glob(f"{ROOM}*.py"):
-        for node in ast.parse(texts[path]).body:
+        file = str(path.relative_to(SOURCE))
+        for node in source_trees()[file].body:
             if isinstance(node, ast.FunctionDef) and not node.name.startswith("_"):
-                callers = [other for other, text in texts.items() if other != path and re.search(rf"\b{node.name}\b", text)]
+                callers = [other for other in words if other != file and node.name in words[other]]
                 assert callers, f"{path.name}: nobody calls {node.name}"
 
 
 def test_no_row_is_out_of_date() -> None:
     for file, names in listed().items():
-        tree = ast.parse((SOURCE / file).read_text())
+        tree = source_trees()[file]
         code = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
         code |= {str(node.value) for node in ast.walk(tree) if isinstance(node, ast.Constant)}
         for name in names:

@@ -15,8 +15,9 @@ import click
 import numpy as np
 import nursery
 import pytest
+import zstandard
 
-from lt_preprocess.cli.datasets import commands
+from lt_preprocess.cli.dedup import commands
 from lt_shared import console
 from lt_shared.data import indexed_dataset
 
@@ -52,6 +53,10 @@ def workplace(tmp_path_factory: pytest.TempPathFactory, run: Run, demo_tokenizer
         for end in (".bin", ".idx", ".json"):
             shutil.copy(directory / f"data/web_text_document{end}", directory / f"{part}{end}")
     (directory / "parts.manifest").write_text(result.stdout)
+    (directory / "crawl").mkdir()
+    (directory / "crawl/1.jsonl.zst").write_bytes(zstandard.compress((directory / "corpus.jsonl").read_bytes()))
+    for shard in ("0/2", "1/2"):
+        run("dedup", "crawl/1.jsonl.zst", "--method", "minhash", "--shard", shard, "-o", "data/crawl", cwd=directory)
     program = directory / "bin/lt-preprocess"
     program.parent.mkdir()
     program.write_text(f'#!/bin/sh\nexec {shlex.quote(nursery.light_python())} -m lt_preprocess "$@"\n')

@@ -12,7 +12,9 @@ from typing import Any
 import pytest
 from tokenizers import ByteLevelBPETokenizer
 
+from lt_preprocess.cli import megatron_options
 from lt_preprocess.cli.megatron_options import with_lists_repeated
+from lt_preprocess.cli.tokenize import command
 from lt_shared.data import indexed_dataset
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
@@ -106,6 +108,9 @@ WITHOUT_EFFECT_ON_IDS = [
     *("--tokenizer-hf-no-include-special-tokens", "--chat-template x", "--null-tokenizer-eod-id 0", "--max-documents 9"),
     *("--null-tokenizer-pad-id -1", "--tokenizer-sentencepiece-ignore-extra-whitespaces", "--tiktoken-pattern v2"),
     *("--tiktoken-num-special-tokens 1000", "--tokenizer-sentencepiece-legacy", "--tokenizer-hf-no-use-fast"),
+    *("--tokenizer-hf-use-fast", "--tokenizer-hf-include-special-tokens", "--tiktoken-special-tokens <s>"),
+    *("--partitions 2", "--log-interval 7", "--keep-sequential-samples", "--keep-newlines", "--find-optimal-num-workers"),
+    "--workers-to-check 1 2",
 ]
 
 
@@ -164,7 +169,25 @@ REFUSED = {
     ),
     "slow": (["--tokenizer-type", "HuggingFaceTokenizer", "--tokenizer-hf-no-use-fast"], "--tokenizer-hf-no-use-fast: "),
     "another format": (["--dataset-impl", "lazy"], "'lazy' is not"),
-    "an unknown type": (["--tokenizer-type", "BertWordPieceCase"], "BertWordPieceCase is not known"),
+    "an unknown type": (["--tokenizer-type", "ByteTokenizer"], "ByteTokenizer is not known"),
+    "word pieces": (["--tokenizer-type", "BertWordPieceCase", "--vocab-file", "v"], "BertWordPieceCase: a list of word pieces"),
+    "word pieces in lower case": (
+        ["--tokenizer-type", "BertWordPieceLowerCase"],
+        "BertWordPieceLowerCase: a list of word pieces",
+    ),
+    "numbers": (["--tokenizer-type", "NullTokenizer", "--vocab-size", "9"], "NullTokenizer: it takes numbers for text"),
+    "numbers and images": (["--tokenizer-type", "NullMultimodalTokenizer"], "NullMultimodalTokenizer: it takes numbers"),
+    "conversations": (["--tokenizer-type", "SFTTokenizer", "--tokenizer-model", "t"], "SFTTokenizer: it encodes conversations"),
+    "images": (["--tokenizer-type", "MultimodalTokenizer"], "MultimodalTokenizer: it encodes conversations"),
+    "white space by its other name": (["--disable-tokenizer-sentencepiece-ignore-extra-whitespaces"], "white space"),
+    "tokens around texts": (
+        ["--tokenizer-type", "HuggingFaceTokenizer", "--tokenizer-hf-include-special-tokens"],
+        "--tokenizer-hf-include-special-tokens: the tokens that a tokenizer puts around texts are not added",
+    ),
+    "a part of the vocabulary": (
+        ["--tokenizer-type", "TikTokenizer", "--tokenizer-model", "gpt2-vocab.json", "--vocab-size", "1000"],
+        "--vocab-size 1000: the tokenizer has 2,048 entries",
+    ),
     "a type without its model": (["--tokenizer-type", "Llama2Tokenizer"], "Llama2Tokenizer needs --tokenizer-model"),
     "a vocabulary without merges": (["--vocab-file", "v"], "needs --merge-file"),
 }
@@ -177,3 +200,68 @@ def test_what_is_not_offered_is_refused(run: Run, data: Path, case: str) -> None
     assert done.returncode == 2
     assert message in done.stderr
     assert not list(data.glob("out*"))
+
+
+# The options of tools/preprocess_data.py, with those of its tokenizers, at core_r0.16.0 and on main on 2026-08-22.
+SCRIPT_OPTIONS = {
+    "core_r0.16.0": """
+        --input --json-keys --split-sentences --keep-newlines --append-eod --lang --output-prefix --workers --partitions
+        --log-interval --keep-sequential-samples --vocab-size --padded-vocab-size --vocab-file --merge-file --vocab-extra-ids
+        --tokenizer-type --tokenizer-model --tokenizer-metadata --tokenizer-special-tokens --legacy-tokenizer --tiktoken-pattern
+        --tiktoken-num-special-tokens --tiktoken-special-tokens --tokenizer-sentencepiece-legacy --tokenizer-hf-use-fast
+        --tokenizer-hf-include-special-tokens --trust-remote-code
+    """,
+    "main": """
+        --input --json-keys --split-sentences --keep-newlines --append-eod --lang --output-prefix --workers
+        --find-optimal-num-workers --workers-to-check --max-documents --partitions --log-interval --keep-sequential-samples
+        --vocab-size --padded-vocab-size --no-pad-vocab-size --disable-pad-vocab-size --vocab-file --merge-file
+        --vocab-extra-ids --tokenizer-type --tokenizer-model --tokenizer-metadata --tokenizer-special-tokens --tiktoken-pattern
+        --tiktoken-num-special-tokens --tokenizer-sentencepiece-legacy --no-tokenizer-sentencepiece-ignore-extra-whitespaces
+        --disable-tokenizer-sentencepiece-ignore-extra-whitespaces --tokenizer-hf-no-use-fast
+        --tokenizer-hf-no-include-special-tokens --trust-remote-code --null-tokenizer-eod-id --null-tokenizer-pad-id
+        --chat-template --use-gigatoken
+    """,
+    "Megatron-LM's older scripts": "--make-vocab-size-divisible-by",
+}
+# Those that have an effect here too.
+TRANSLATED = """
+    --input --json-keys --append-eod --output-prefix --workers --vocab-file --merge-file --tokenizer-type --tokenizer-model
+"""
+
+
+@pytest.mark.parametrize("version", SCRIPT_OPTIONS)
+def test_every_option_of_the_script_is_known(version: str) -> None:
+    """Each is translated, refused with a reason, or taken with a note that says why it has no effect."""
+    known = {name for option in command.params for name in (*option.opts, *option.secondary_opts)}
+    options = set(SCRIPT_OPTIONS[version].split())
+    assert options - known == set()
+    explained = {*megatron_options.WITHOUT_EFFECT, *megatron_options.REFUSED, *megatron_options.REFUSED_FOR_TYPE}
+    untold = options - set(TRANSLATED.split()) - {f"--{name.replace('_', '-')}" for name in explained}
+    assert {name.replace("--disable-", "--no-") for name in untold} <= {
+        *("--no-pad-vocab-size", "--no-tokenizer-sentencepiece-ignore-extra-whitespaces")
+    }
+
+
+def test_every_type_of_tokenizer_is_known(run: Run, data: Path) -> None:
+    types = """
+        BertWordPieceLowerCase BertWordPieceCase GPT2BPETokenizer SentencePieceTokenizer GPTSentencePieceTokenizer
+        HuggingFaceTokenizer Llama2Tokenizer TikTokenizer MultimodalTokenizer NullTokenizer NullMultimodalTokenizer SFTTokenizer
+    """
+    known = {*megatron_options.GPT2_TYPES, *megatron_options.MODEL_TYPES, *megatron_options.OTHER_TYPES}
+    assert known == set(types.split())
+
+
+def test_code_of_a_tokenizer_is_refused_where_it_may_be_the_tokenizer(run: Run, data: Path) -> None:
+    directory = data / "llama7b_tokenizer"
+    command_line = [
+        *("--input", data / "oscar-1GB.jsonl", "--output-prefix", data / "out", "--tokenizer-type", "HuggingFaceTokenizer"),
+        *("--tokenizer-model", directory, "--workers", "1", "--trust-remote-code"),
+    ]
+    taken = run(*command_line)
+    assert taken.returncode == 0, taken.stderr
+    assert "--trust-remote-code has no effect: no code of a tokenizer is run" in taken.stderr
+    (directory / "tokenizer_config.json").write_text('{"auto_map": {"AutoTokenizer": ["tokenization_own.Own", null]}}')
+    refused = run(*command_line)
+    assert refused.returncode == 2
+    assert "tokenizer_config.json names code of its own (auto_map), and no code of a tokenizer is run" in refused.stderr
+    assert run(*command_line[:-1]).returncode == 0

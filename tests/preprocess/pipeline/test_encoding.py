@@ -5,8 +5,12 @@ import time
 from collections.abc import Iterator
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 
+from lt_preprocess.documents import recipe as recipes
+from lt_preprocess.documents.document_form import DocumentForm
+from lt_preprocess.documents.recipe import Recipe
 from lt_preprocess.pipeline import encoding
 from lt_preprocess.readers.chunks import Chunk
 from lt_preprocess.readers.jsonl import MemoryChunk
@@ -28,6 +32,10 @@ class ByteEncoder(Encoder):
         return np.frombuffer(data, np.uint8).astype(np.int32), np.diff(texts.offsets)
 
 
+def recipe(json_keys: tuple[str, ...], dtype: npt.DTypeLike, eod: int | None = None) -> Recipe:
+    return recipes.make(json_keys, None, DocumentForm(np.dtype(dtype), eod=eod))
+
+
 def chunks(count: int) -> list[Chunk]:
     return [MemoryChunk.of("file", b'{"text": "block %d"}\n' % number) for number in range(count)]
 
@@ -35,7 +43,7 @@ def chunks(count: int) -> list[Chunk]:
 @pytest.mark.parametrize("workers", [1, 2, 7])
 def test_results_keep_the_order(workers: int) -> None:
     encoders = [ByteEncoder() for _ in range(workers)]
-    found = list(encoding.encode(chunks(50), encoders, ("text",), None, np.dtype(np.uint16)))
+    found = list(encoding.encode(chunks(50), encoders, recipe(("text",), np.uint16)))
     assert [bytes(result.columns[0].tokens.astype(np.uint8)) for result in found] == [b"block %d" % n for n in range(50)]
     assert {result.columns[0].tokens.dtype for result in found} == {np.dtype(np.uint16)}
     assert sum(result.text_bytes for result in found) == 50 * len("block 0") + 40
@@ -43,7 +51,7 @@ def test_results_keep_the_order(workers: int) -> None:
 
 def test_one_column_for_each_key() -> None:
     lines = b'{"text": "ab", "title": ["c", "", "d"]}\n{"text": 1, "title": "e"}\n{"text": "", "title": "f"}\n'
-    [found] = encoding.encode([MemoryChunk.of("file", lines)], [ByteEncoder()], ("title", "text"), 7, np.dtype(np.int32))
+    [found] = encoding.encode([MemoryChunk.of("file", lines)], [ByteEncoder()], recipe(("title", "text"), np.int32, 7))
     title, text = found.columns
     assert (title.tokens.tolist(), title.sequence_lengths.tolist(), title.sequences_per_document.tolist()) == (
         [99, 100, 7, 102, 7],
@@ -68,7 +76,7 @@ def test_few_blocks_are_in_flight() -> None:
             taken += 1
             yield chunk
 
-    results = encoding.encode(counted(), [ByteEncoder(), ByteEncoder()], ("text",), None, np.dtype(np.int32))
+    results = encoding.encode(counted(), [ByteEncoder(), ByteEncoder()], recipe(("text",), np.int32))
     for done, _ in enumerate(results, 1):
         assert taken <= done + 2 * encoding.CHUNKS_IN_FLIGHT_PER_WORKER
     assert taken == 100
@@ -84,5 +92,5 @@ class FailingEncoder(ByteEncoder):
 def test_an_error_in_a_thread_reaches_the_caller_and_threads_end() -> None:
     before = threading.active_count()
     with pytest.raises(RuntimeError, match="encoder failed"):
-        list(encoding.encode(chunks(50), [FailingEncoder(), FailingEncoder()], ("text",), None, np.dtype(np.int32)))
+        list(encoding.encode(chunks(50), [FailingEncoder(), FailingEncoder()], recipe(("text",), np.int32)))
     assert threading.active_count() == before

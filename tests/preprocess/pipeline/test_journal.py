@@ -147,6 +147,7 @@ def test_a_state_is_a_line_that_is_durable(plan: Plan, monkeypatch: pytest.Monke
                     "removed_before": {}, "removed": {},
                 "origin_bytes": 40, "origin_crc32": zlib.crc32(ORIGINS), "lines": [0, 0],
                 "reported": [], "text_bytes": 9, "is_closed": False, "is_last": False, "on_error": "fail",
+                    "input_documents": 0, "tokens": 0, "empty_fields": [],
                 "datasets": [f"{plan.prefix}_text_document"], "quarantine": f"{plan.prefix}_quarantine.jsonl",
             }
             for taken in (1, 2)

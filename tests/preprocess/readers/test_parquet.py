@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lt_preprocess.readers import chunks, inputs, json_batch
+from lt_preprocess.readers import chunks, inputs, json_batch, text_template
 from lt_preprocess.readers.batch import Batch
 from lt_preprocess.readers.chunks import BEGINNING, Chunk, Lines, Position
 from lt_preprocess.readers.slices import WHOLE, Slice
@@ -226,3 +226,28 @@ def test_rows_that_are_a_thousand_times_larger_than_their_file(tmp_path: Path, e
     assert texts == [text.encode() for value in values for text in ([value] if isinstance(value, str) else value)]
     # 40 MB in all; where small rows come first, many are decoded at once.
     assert most_bytes < (60e6 if encoding == "small rows first" else 25e6)
+
+
+@settings(max_examples=40)
+@given(
+    st.lists(
+        st.tuples(VALUES, st.one_of(st.none(), st.fixed_dictionaries({"text": VALUES, "b.c": TEXT}))), min_size=1, max_size=9
+    ),
+    st.integers(1, 5),
+)
+def test_fields_of_structs_and_optional_columns(
+    tmp_path_factory: pytest.TempPathFactory, rows: list[Any], group_rows: int
+) -> None:
+    """A path leads through structs as through objects in JSON lines; an optional column may be null or missing."""
+    path = tmp_path_factory.getbasetemp() / "structs.parquet"
+    kind = pa.struct({"text": pa.string(), "b.c": pa.string()})
+    table = pa.table({"title": pa.array([row[0] for row in rows], pa.string()), "meta": pa.array([row[1] for row in rows], kind)})
+    pq.write_table(table, path, row_group_size=group_rows)
+    keys = text_template.parse(r"{title?}{meta.text}{meta.b\.c?}{missing?}").json_keys
+    lines = b"".join(json.dumps({"title": row[0], "meta": row[1]}).encode() + b"\n" for row in rows)
+    expected = json_batch.json_lines(Lines.of(lines), "", keys)
+    found = [chunk.batch(keys) for chunk in read(path, keys=keys)[0]]
+    assert content_of(found) == content_of([expected])
+    assert [line.offset for batch in found for line in batch.bad_lines] == [
+        int(line.line or 0) - 1 for line in expected.bad_lines
+    ]

@@ -259,10 +259,13 @@ def test_a_tokenizer_json_that_has_the_added_tokens_keeps_its_hash(tmp_path: Pat
     content = json.dumps({"model": {"type": "BPE", "vocab": {"caf\u00e9": 0}}, "added_tokens": [ADDED | {"id": 1}]})
     place = make(tmp_path / "tok", tokenizer__json=content.encode())
     before = tokenizer_files.find(place).sha256()
-    config = {"added_tokens_decoder": {"1": ADDED}, "pad_token": "caf\u00e9"}
+    config = {"added_tokens_decoder": {"1": ADDED}}
     (place / "tokenizer_config.json").write_text(json.dumps(config))
     assert tokenizer_files.find(place).sha256() == before
     (place / "added_tokens.json").write_text('{"<new>": 2}')
     assert tokenizer_files.find(place).sha256() == before, "the decoder of tokenizer_config.json comes first"
+    # The name makes an added token of a word of the vocabulary.
+    (place / "tokenizer_config.json").write_text(json.dumps(config | {"pad_token": "caf\u00e9"}))
+    assert tokenizer_files.find(place).sha256() != before
     (place / "tokenizer_config.json").unlink()
     assert tokenizer_files.find(place).sha256() != before

@@ -257,3 +257,43 @@ def test_tokens_that_megatron_drops_by_position_are_told() -> None:
     assert translation.options["moe_token_drop_policy"] == "position"
     assert "moe_token_drop_policy" in str(translation.lost(Effect.RESULT))
     assert not translation.lost(Effect.RUN)
+
+
+PUBLISHED = {"model._target_": "megatron.bridge.models.gpt_provider.GPTModelProvider", "model.preset": "gemma2-2b"}
+
+
+@pytest.mark.parametrize(
+    ("change", "values"),
+    [
+        # Megatron-Bridge's own defaults, which Gemma 2's conversion replaces.
+        ({"model.normalization": "LayerNorm"}, None),
+        ({"model.add_bias_linear": True}, None),
+        ({"model.gated_linear_unit": False}, None),
+        ({"model.position_embedding_type": "learned_absolute"}, None),
+        # Parts of the published model, switched off.
+        ({"model.share_embeddings_and_output_weights": False}, None),
+        ({"model.window_size": None}, None),
+        ({"model.kv_channels": None}, None),
+        ({"model.attn_logit_softcapping": 0.0}, None),
+        # The MLP of the published model keeps its width.
+        ({"model.hidden_size": 512}, {"hidden-size": 512}),
+        ({"model.num_layers": 10, "model.qk_layernorm": True}, {"num-layers": 10, "qk-layernorm": True}),
+        ({"model.apply_rope_fusion": False, "model.hidden_dropout": 0.1}, {"hidden-dropout": 0.1}),
+    ],
+)
+def test_what_a_recipe_changes_in_a_published_model(change: dict[str, Any], values: dict[str, Any] | None) -> None:
+    translation = megatron_bridge.translate({**PUBLISHED, **change})
+    lost = {entry.key for entry in translation.lost(Effect.MODEL)}
+    options = translation.record()["options"]
+    assert "ffn-hidden-size" not in options
+    if values is None:
+        assert lost == set(change)
+    else:
+        assert (lost, {name: options.get(name) for name in values}) == (set(), values)
+
+
+@pytest.mark.parametrize("change", [{"softmax_type": "vanilla"}, {"glu_linear_offset": 0.0}, {"moe_router_topk": 2}])
+def test_defaults_of_megatron_are_none_of_gpt_oss(change: dict[str, Any]) -> None:
+    changed = {f"model.{name}": value for name, value in change.items()}
+    translation = megatron_bridge.translate({**PUBLISHED, "model.preset": "gpt-oss-20b", **changed})
+    assert {entry.key for entry in translation.lost(Effect.MODEL)} == set(changed)

@@ -8,6 +8,8 @@ import pytest
 from lt_train.importers.ledger import IS_IMPLIED, IS_OFF, NOT_CARRIED, NOT_SET
 
 TRAINERS = tuple(option_table.BASES)
+# What reads the recipes of HyperPod.
+ADAPTER = "aws/sagemaker-hyperpod-training-adapter-for-nemo@v1.4.0"
 # Reasons that explain no option.
 GENERIC = {IS_IMPLIED, IS_OFF, NOT_CARRIED, NOT_SET, "", "lt-train has no such option", "lt-train has no such setting"}
 # A value that says what the options beside it say.
@@ -43,6 +45,18 @@ def test_what_is_neither_carried_nor_refused_has_a_reason_and_a_line(trainer: st
         is_lost = result.becomes in (option_table.DECIDED, option_table.SPEED, option_table.NOTHING)
         assert not is_lost or result.reason not in GENERIC, result
         assert result.becomes != option_table.CARRIED or result.reason.startswith("--") or result.option in SAME, result
+
+
+@pytest.mark.parametrize("trainer", TRAINERS)
+def test_what_is_neither_carried_nor_refused_has_a_line_that_reads_it(trainer: str) -> None:
+    """upstream_reads.py finds the lines; "nowhere" means that no code of the trainer reads the option."""
+    sources = {*option_table.upstream(trainer)["sources"], ADAPTER}
+    shown = [result for result in option_table.outcomes(trainer) if result.becomes in option_table.SHOWN]
+    lines = {result.option: option_table.reads().get((trainer, result.option)) for result in shown}
+    assert None not in lines.values(), "python tests/train/upstream_reads.py MIRRORS writes option_reads.tsv anew"
+    read = [line for line in lines.values() if line != "nowhere"]
+    assert all(line.count(":") == 2 and line.split(":")[0] in sources and line.endswith(tuple("0123456789")) for line in read)
+    assert len(read) > 0.8 * len(shown)
 
 
 # A recipe of HyperPod has the values of a run, not defaults.

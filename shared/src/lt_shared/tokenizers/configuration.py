@@ -13,6 +13,7 @@ from typing import Any
 
 from lt_shared.console import BadData
 from lt_shared.files import strict_json
+from lt_shared.tokenizers import transformers_classes
 
 NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _PREFIX_SPACE_CLASSES = frozenset(
@@ -24,15 +25,23 @@ _PREFIX_SPACE_CLASSES = frozenset(
 """Classes of transformers that put a space before texts when tokenizer_config.json says so, whatever tokenizer.json says."""
 
 _PREFIX_SPACE = re.compile(rb'"add_prefix_space"\s*:\s*true')
+_DIGIT_STEPS = re.compile(rb'"type"\s*:\s*"Digits"')
+_DIGIT_CLASSES = _PREFIX_SPACE_CLASSES - {"BlenderbotTokenizer", "Qwen2Tokenizer"} | {"WhisperTokenizer"}
+"""Classes that cut texts by ByteLevel's pattern, which does not cut digits apart."""
+
 # Named tokens of a class where no file names others.
 _DEFAULT_TOKENS: dict[str | None, dict[str, Any]] = {
     "GPT2Tokenizer": dict.fromkeys(("bos_token", "eos_token", "unk_token"), "<|endoftext|>"),
     "GPTNeoXTokenizer": dict.fromkeys(("bos_token", "eos_token", "unk_token"), "<|endoftext|>") | {"pad_token": "<|padding|>"},
+    "LlamaTokenizer": {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"},
+    "GemmaTokenizer": {
+        name: f"<{name.removesuffix('_token')}>" for name in NAMED_TOKENS if name not in ("sep_token", "cls_token")
+    },
 }
-_CLASS_ALIASES = {"Phi3Tokenizer": "LlamaTokenizer"}
 FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
 _SPACE_STEPS = re.compile(rb'"type"\s*:\s*"(Metaspace|Replace)"')
 _ADDED_TOKENS = re.compile(rb'"added_tokens"\s*:\s*(?=\[)')
+_LISTED_BYTES = 1 << 16
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,6 +63,11 @@ class Configuration:
         """The added tokens whose text a tokenizer's main file does not hold; in JSON texts are `quoted`."""
         return [token for token in self.added_tokens if not _holds(content, token["content"], quoted)]
 
+    def unlisted_in(self, content: bytes) -> list[dict[str, Any]]:
+        """The added tokens that a tokenizer.json does not list as such, whether its vocabulary has them or not."""
+        listed = {token["content"] for token in _listed_tokens(content)}
+        return [token for token in self.added_tokens if token["content"] not in listed and token["content"]]
+
     def changed_prefix_spaces(self, content: bytes) -> int:
         """Count the pre-tokenizer steps of a tokenizer.json whose `add_prefix_space` contradicts this configuration."""
         if self.add_prefix_space is None or self.class_name not in _PREFIX_SPACE_CLASSES:
@@ -66,16 +80,25 @@ class Configuration:
             return 0
         return sum(step["add_prefix_space"] != self.add_prefix_space for step in byte_level_steps(pre_tokenizer))
 
+    def changed_digits(self, content: bytes) -> bool:
+        """Whether a tokenizer.json cuts digits apart before ByteLevel's pattern, which the class does not."""
+        if self.class_name not in _DIGIT_CLASSES or not _DIGIT_STEPS.search(content):
+            return False
+        try:
+            pre_tokenizer = strict_json.loads(content).get("pre_tokenizer") or {}
+            steps = pre_tokenizer.get("pretokenizers", [])
+            kinds = [step.get("type") for step in steps]
+            return bool(kinds == ["Digits", "ByteLevel"] and steps[0]["individual_digits"] and steps[1].get("use_regex", True))
+        except (ValueError, AttributeError, KeyError, TypeError):
+            return False
+
     def changed_metaspace(self, content: bytes) -> str | None:
-        """The `prepend_scheme` that LlamaTokenizer takes from its configuration, where a tokenizer.json has another one."""
+        """The `prepend_scheme` that LlamaTokenizer takes from its configuration, where a tokenizer.json has another rule."""
         if self.class_name != "LlamaTokenizer":
             return None
-        stored = _prepend_scheme(content)
-        has_space = {"never": False, "normalizer": True}.get(stored or "")
-        if stored is None or (has_space is not None and self.add_prefix_space in (None, has_space)):
-            return None
+        stored = _stored_scheme(content)
         scheme = "never" if self.add_prefix_space is False else "always" if self.legacy else "first"
-        return None if scheme == stored else scheme
+        return None if stored in (None, scheme) else scheme
 
     def changed_flags(self, content: bytes) -> list[dict[str, Any]]:
         """The tokens that the bytes of a tokenizer.json list with other flags than the configuration gives them.
@@ -102,34 +125,47 @@ def byte_level_steps(pre_tokenizer: Any) -> list[dict[str, Any]]:
     return [step for step in steps if isinstance(step, dict) and step.get("type") == "ByteLevel" and "add_prefix_space" in step]
 
 
-def _prepend_scheme(content: bytes) -> str | None:
-    """Return where a tokenizer.json made from a SentencePiece model puts a space: a scheme of Metaspace, or "normalizer"."""
+def _stored_scheme(content: bytes) -> str | None:
+    """Return where the bytes of a tokenizer.json put a space before texts, as `prepend_scheme`; None for a malformed file."""
     if not _SPACE_STEPS.search(content):
         return None
     try:
-        tokenizer = strict_json.loads(content)
-        normalizer, cutter = tokenizer.get("normalizer"), tokenizer.get("pre_tokenizer")
-        steps = normalizer.get("normalizers", [normalizer]) if normalizer else []
-        kinds = [step.get("type") for step in steps]
-        if not kinds and cutter and cutter.get("type") == "Metaspace":
-            return str(cutter.get("prepend_scheme", "always"))
-    except (ValueError, AttributeError):
+        return prepend_scheme(strict_json.loads(content))
+    except (ValueError, AttributeError, TypeError):
         return None
+
+
+def prepend_scheme(tokenizer: Mapping[str, Any]) -> str | None:
+    """Return where a tokenizer.json made from a SentencePiece model puts a space before texts.
+
+    This is a scheme of Metaspace, or "normalizer" for a space before every text; None for a file of another kind.
+    """
+    normalizer, cutter = tokenizer.get("normalizer"), tokenizer.get("pre_tokenizer")
+    steps = normalizer.get("normalizers", [normalizer]) if normalizer else []
+    kinds = [step.get("type") for step in steps]
+    if not kinds and cutter and cutter.get("type") == "Metaspace":
+        return str(cutter.get("prepend_scheme", "always"))
     if cutter is None and kinds in (["Prepend", "Replace"], ["Replace"]):
-        return "normalizer" if len(kinds) > 1 else "never"
+        return "normalizer" if len(kinds) > 1 else "unprefixed"
     return None
 
 
 def _listed_tokens(content: bytes) -> list[dict[str, Any]]:
     """The added tokens in a tokenizer.json, without parsing its vocabulary; [] for a file that is malformed."""
     match = _ADDED_TOKENS.search(content)
-    if match is None:
-        return []
-    try:
-        listed, _ = json.JSONDecoder().raw_decode(content[match.end() :].decode())
-    except (ValueError, RecursionError):
-        return []
-    return [token for token in listed if isinstance(token, dict) and isinstance(token.get("content"), str)]
+    size = _LISTED_BYTES
+    while match is not None:
+        # The list is short, and decoding all that follows it takes longer than reading the list.
+        part = content[match.end() : match.end() + size]
+        try:
+            listed, _ = json.JSONDecoder().raw_decode(part.decode(errors="replace" if size < len(content) else "strict"))
+        except (ValueError, RecursionError):
+            if size >= len(content):
+                return []
+            size *= 8
+        else:
+            return [token for token in listed if isinstance(token, dict) and isinstance(token.get("content"), str)]
+    return []
 
 
 def _holds(content: bytes, token: str, quoted: bool) -> bool:
@@ -138,9 +174,10 @@ def _holds(content: bytes, token: str, quoted: bool) -> bool:
     return any(json.dumps(token, ensure_ascii=ascii_only).encode(errors="replace") in content for ascii_only in (False, True))
 
 
-def read(companions: Iterable[Path], is_sentencepiece: bool = False) -> Configuration:
+def read(companions: Iterable[Path], is_sentencepiece: bool = False, model: Mapping[str, Any] | None = None) -> Configuration:
     """Raises BadData for a file that is no JSON object, or has a token that is none.
 
+    `model` is the content of the config.json beside a tokenizer.json, which can decide the class.
     Beside a SentencePiece model, `additional_special_tokens` of special_tokens_map.json do not count: transformers puts the
     model's control symbols in their place.
     """
@@ -149,8 +186,7 @@ def read(companions: Iterable[Path], is_sentencepiece: bool = False) -> Configur
     decoder = config.get("added_tokens_decoder")
     mapped = {} if decoder is not None else _object(files.get("special_tokens_map.json"))
     name = config.get("tokenizer_class")
-    class_name = name.removesuffix("Fast") if isinstance(name, str) else None
-    class_name = _CLASS_ALIASES.get(class_name or "", class_name)
+    class_name = transformers_classes.plain_name(name) if model is None else transformers_classes.chosen_class(name, model)
     named = _DEFAULT_TOKENS.get(class_name, {}) | config | mapped
     names = [*(named.get(name) for name in NAMED_TOKENS), *_model_tokens(config, mapped)]
     specials = _special_tokens([*names, *_extra_tokens(config, mapped, is_sentencepiece)])

@@ -37,6 +37,9 @@ NAMED_FILES = (
     "encoder.json",
     "gpt2-vocab.json",
 )
+# A model's own file, which can also decide the class of its tokenizer.
+MODEL_CONFIGURATION = "config.json"
+_BYTE_LEVEL = re.compile(rb'"type"\s*:\s*"ByteLevel"')
 # The same tokenizer in another library's files, which some programs load instead: copied, never read here.
 _OTHER_FORMS = (
     *NAMED_FILES,
@@ -108,10 +111,10 @@ class TokenizerFiles:
             return []
         config = self.configuration()
         content = self.files[0].read_bytes()
-        added = config.missing_from(content, quoted=self.kind != "sentencepiece")
         if self.kind == "tokenizer.json":
-            added += config.changed_flags(content)
+            added = config.unlisted_in(content) + config.changed_flags(content)
         else:
+            added = config.missing_from(content, quoted=self.kind != "sentencepiece")
             added += [token for token in config.added_tokens if not token["special"] and token not in added]
         prefix: list[Any] = []
         if self.kind == "gpt2" and config.add_prefix_space:
@@ -122,18 +125,53 @@ class TokenizerFiles:
             prefix = [changed, config.add_prefix_space]
         elif self.kind == "tokenizer.json" and (scheme := config.changed_metaspace(content)):
             prefix = ["prepend_scheme", scheme]
+        if self.kind == "tokenizer.json" and config.changed_digits(content):
+            prefix.append("digits together")
         return [*added, *prefix]
 
     def configuration(self) -> Configuration:
         """Read the settings in the companions. Raises BadData as `configuration.read`."""
-        return configuration.read(self.companions, self.kind == "sentencepiece")
+        if self.kind != "tokenizer.json":
+            return configuration.read(self.companions, self.kind == "sentencepiece")
+        return self._configured_by(self.model_configuration())
+
+    def model_configuration(self) -> dict[str, Any]:
+        """Read what the config.json beside a tokenizer.json says about the tokenizer's class; {} without such a file."""
+        path = self.directory / MODEL_CONFIGURATION
+        config = configuration.read_object(path) if path.is_file() else {}
+        return {name: config[name] for name in ("model_type", "tokenizer_class") if config.get(name) is not None}
+
+    def _configured_by(self, model: dict[str, Any]) -> Configuration:
+        config = configuration.read(self.companions, model=model)
+        # AutoTokenizer does not take LlamaTokenizer for a file that spells bytes: Llama 3, DeepSeek.
+        if config.class_name == "LlamaTokenizer" and _is_byte_level(self.files[0]):
+            return configuration.read(self.companions, model={"model_type": "mistral"})
+        return config
+
+    def contents(self) -> dict[str, bytes]:
+        """Return the content of each file to copy, by relative name.
+
+        If config.json decides the class of the tokenizer, a config.json with these settings alone is among them.
+        """
+        contents = {self.relative_name(path): path.read_bytes() for path in self.all_files}
+        model = self.model_configuration() if self.kind == "tokenizer.json" else {}
+        if model and self._configured_by(model) != self._configured_by({}):
+            contents[MODEL_CONFIGURATION] = (json.dumps(model) + "\n").encode()
+        return contents
 
     def copy_to(self, directory: Path) -> None:
         """Copy all files into `directory`, each appearing whole."""
-        for path in self.all_files:
-            copy = directory / self.relative_name(path)
+        for name, content in self.contents().items():
+            copy = directory / name
             copy.parent.mkdir(parents=True, exist_ok=True)
-            storage.write_bytes(copy, path.read_bytes())
+            storage.write_bytes(copy, content)
+
+
+def _is_byte_level(path: Path) -> bool:
+    """Whether a tokenizer.json spells bytes. In most files the pre-tokenizer stands before the vocabulary."""
+    content = path.read_bytes()
+    vocabulary = content.find(b'"vocab"')
+    return _BYTE_LEVEL.search(content, 0, vocabulary) is not None or _BYTE_LEVEL.search(content, vocabulary) is not None
 
 
 def find(path: str | Path) -> TokenizerFiles:

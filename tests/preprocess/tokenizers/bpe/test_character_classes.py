@@ -17,7 +17,9 @@ from lt_preprocess.tokenizers.bpe.character_classes import (
     NEWLINE,
     NUMBER,
     PUNCTUATION,
+    SIGN,
     SPACE,
+    STRAY,
     UPPER,
 )
 
@@ -60,7 +62,9 @@ def test_every_code_point_is_classed_as_by_tiktoken(pattern: str, classes: list[
         (pattern_codes.KIMI, r"\p{Han}", range(HAN, 2 * HAN)),
         (pattern_codes.KIMI, r"\p{N}", [NUMBER, HAN + NUMBER]),
         (pattern_codes.DEEPSEEK, r"[[\p{P}\p{S}]--[\u3040-\u30ff]]", [PUNCTUATION]),
-        (pattern_codes.DEEPSEEK, r"[\u4e00-\u9fa5\u3040-\u30ff]", [IDEOGRAPH]),
+        (pattern_codes.DEEPSEEK, r"[\u4e00-\u9fa5\u3040-\u30ff]", [IDEOGRAPH, SIGN, STRAY]),
+        (pattern_codes.DEEPSEEK, r"[[\p{P}\p{S}]&&[\u3040-\u30ff]]", [SIGN]),
+        (pattern_codes.DEEPSEEK, r"[\u3040-\u30ff--[\p{P}\p{S}\p{L}\p{M}]]", [STRAY]),
         (pattern_codes.DEEPSEEK, r"[[\p{L}\p{M}]--[\u4e00-\u9fa5\u3040-\u30ff]]", [LETTER]),
     ],
 )

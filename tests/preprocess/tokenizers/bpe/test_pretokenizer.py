@@ -74,7 +74,7 @@ RUNS = [
     *("camelCase", "HTML", "Ab", "\u4e2dA", "\u4e2dAb", "A\u0301", "\u0301A", "\u01c5", "\u02b0", "it's", "IT'S", "/", "/\n/"),
     *("\U0001f468\u200d\U0001f4bb", "_", "\0", "\x1c", "\u0301", "<|endoftext|>"),
     *("\u3007", "\u30021\u3007", "1\u30072345", "\u3005", "\u2e80", "!\u2e80", " \u2f00", "\U00016ff0"),
-    *("\u4e2d\u0301", "\u3042\u30ab\u30fb"),
+    *("\u4e2d\u0301", "\u3042\u30ab\u30fb", "\u30d5\u309c", "\u30fb\u30fb", "\u3097", "\u3098\u3098\u30d5", "\u3099\u30a0"),
     *(
         "\0\0",
         "\0a",
@@ -94,20 +94,19 @@ RUNS = [
 
 
 def expected_words(text: str, pattern: int) -> list[str]:
-    """The words by the regular expressions; each of several cuts what those before it have left, and isolates what it finds."""
+    """Cut by regular expressions: each cuts the pieces of the one before it, into what it matches and what lies between."""
     steps = PATTERNS[pattern]
-    words, rest = [], [(0, text)]
+    pieces = [text]
     for step in [steps] if isinstance(steps, str) else steps:
-        left = []
-        for offset, piece in rest:
+        cuts = []
+        for piece in pieces:
             at = 0
             for match in regex.compile(step, regex.V1).finditer(piece):
-                left.append((offset + at, piece[at : match.start()]))
-                words.append((offset + match.start(), match.group()))
+                cuts += [piece[at : match.start()], match.group()]
                 at = match.end()
-            left.append((offset + at, piece[at:]))
-        rest = [part for part in left if part[1]]
-    return [word for _, word in sorted(words + rest)]
+            cuts.append(piece[at:])
+        pieces = [piece for piece in cuts if piece]
+    return pieces
 
 
 @pytest.fixture(scope="module")

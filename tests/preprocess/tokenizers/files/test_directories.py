@@ -13,6 +13,7 @@ from tokenizers import ByteLevelBPETokenizer, Tokenizer, models, pre_tokenizers,
 from lt_preprocess.tokenizers.split_patterns import LLAMA3, QWEN2
 from lt_preprocess.tokenizers.text_tokenizer import load_tokenizer
 from lt_shared.console import BadData
+from lt_shared.tokenizers import tokenizer_files
 
 BENGALI = "\u09b9\u09df"
 PIECES = [
@@ -24,6 +25,8 @@ PIECES = [
     " caf\u00e9 ",
     "cafe\u0301",
     BENGALI,
+    " \u2460",
+    "<mask>",
     "<|endoftext|>",
     "<s>",
     "x <tool> y",
@@ -218,6 +221,68 @@ def test_a_llama_class_beside_a_tokenizer_json(tmp_path: Path, model: Path, name
     config = place / "tokenizer_config.json"
     config.write_text(json.dumps(json.loads(config.read_text()) | LLAMA_JSON[name]))
     check_against_transformers(place)
+    # As transformers 4 writes it: a space before every text, or before none.
+    for spelling in ([PREPEND, MARK_SPACES], [MARK_SPACES]):
+        set_rules(place, {"normalizer": {"type": "Sequence", "normalizers": spelling}, "pre_tokenizer": None})
+        check_against_transformers(place)
+
+
+PREPEND = {"type": "Prepend", "prepend": "\u2581"}
+MARK_SPACES = {"type": "Replace", "pattern": {"String": " "}, "content": "\u2581"}
+
+
+def set_rules(place: Path, rules: dict[str, Any]) -> None:
+    path = place / "tokenizer.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | rules))
+
+
+@pytest.fixture
+def unlisted(tmp_path: Path, model: Path) -> Path:
+    """A tokenizer.json of SentencePiece's kind that lists no added token."""
+    from transformers import AutoTokenizer
+
+    source, place = tmp_path / "source", tmp_path / "unlisted"
+    source.mkdir()
+    shutil.copy(model, source)
+    (source / "tokenizer_config.json").write_text(json.dumps(LLAMA | {"legacy": False}))
+    AutoTokenizer.from_pretrained(str(source)).save_pretrained(str(place))
+    set_rules(place, {"added_tokens": []})
+    return place
+
+
+def test_a_token_of_the_vocabulary_that_no_list_has(unlisted: Path) -> None:
+    """It is cut out of texts, as other added tokens."""
+    config = {"tokenizer_class": "TokenizersBackend", "eos_token": "</s>"} | decoder(1, token("<s>", special=True))
+    (unlisted / "tokenizer_config.json").write_text(json.dumps(config))
+    check_against_transformers(unlisted)
+    assert load_tokenizer(unlisted, "parse").encode("a<s>")[-1] == 1
+    plain = load_tokenizer(unlisted).sha256
+    (unlisted / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "TokenizersBackend", "eos_token": "</s>"}))
+    assert load_tokenizer(unlisted).sha256 != plain
+
+
+@pytest.mark.parametrize("config", [{}, {"mask_token": None}, {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "[PAD]"}])
+def test_tokens_that_a_class_names(unlisted: Path, config: dict[str, Any]) -> None:
+    """GemmaTokenizer names a `<mask>`, and others that this vocabulary lacks, unless the configuration names other tokens."""
+    set_rules(unlisted, {"normalizer": MARK_SPACES, "pre_tokenizer": None})
+    (unlisted / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "GemmaTokenizer"} | config))
+    check_against_transformers(unlisted)
+
+
+def test_a_copy_has_the_class_that_a_model_decides(unlisted: Path, tmp_path: Path) -> None:
+    """AutoTokenizer does not take the LlamaTokenizer of a Phi-3 model, and keeps the file's rule about spaces."""
+    (unlisted / "tokenizer_config.json").write_text(json.dumps(LLAMA | {"legacy": False}))
+    set_rules(unlisted, {"normalizer": {"type": "Sequence", "normalizers": [PREPEND, MARK_SPACES]}, "pre_tokenizer": None})
+    named = load_tokenizer(unlisted)
+    (unlisted / "config.json").write_text(json.dumps({"model_type": "phi3", "vocab_size": 330}))
+    check_against_transformers(unlisted)
+    decided = load_tokenizer(unlisted)
+    assert decided.encode("  a").tolist() != named.encode("  a").tolist()
+    tokenizer_files.find(unlisted).copy_to(tmp_path / "copy")
+    assert json.loads((tmp_path / "copy/config.json").read_text()) == {"model_type": "phi3"}
+    copied = load_tokenizer(tmp_path / "copy")
+    assert (copied.sha256, copied.encode("  a").tolist()) == (decided.sha256, decided.encode("  a").tolist())
+    assert decided.sha256 != named.sha256
 
 
 def test_the_end_of_a_text_is_special_in_a_text(tmp_path: Path, converted: dict[str, Any]) -> None:
@@ -400,8 +465,7 @@ def test_a_class_that_cuts_texts_otherwise(
 
 @pytest.mark.parametrize("joined", [False, True])
 def test_a_class_that_takes_digits_together(tmp_path: Path, joined: bool) -> None:
-    """SmolLM2: GPT2Tokenizer of transformers 5 cuts digits otherwise than the file, and gives the same ids, as the file's
-    vocabulary has no token of two digits."""
+    """SmolLM2: GPT2Tokenizer of transformers 5 does not cut digits apart, which matters where a token spans the cut."""
     digits = pre_tokenizers.Digits(individual_digits=not joined)
     steps = pre_tokenizers.Sequence([digits, pre_tokenizers.ByteLevel(add_prefix_space=False)])
     trained = Tokenizer(models.BPE())
@@ -410,6 +474,8 @@ def test_a_class_that_takes_digits_together(tmp_path: Path, joined: bool) -> Non
     trainer = trainers.BpeTrainer(vocab_size=400, special_tokens=["<|endoftext|>", "<|im_0|>"], initial_alphabet=alphabet)
     trained.train_from_iterator(["some words 1234 and 12 more of 2024\u00b2"] * 9, trainer)
     content = json.loads(trained.to_str())
+    content["model"]["vocab"]["\u0120\u00e2"] = len(content["model"]["vocab"])
+    content["model"]["merges"].insert(0, ["\u0120", "\u00e2"])
     content["pre_tokenizer"]["pretokenizers"][0]["individual_digits"] = True
     (tmp_path / "tokenizer.json").write_text(json.dumps(content))
     ends = dict.fromkeys(("bos_token", "eos_token", "unk_token"), "<|endoftext|>")
@@ -420,6 +486,12 @@ def test_a_class_that_takes_digits_together(tmp_path: Path, joined: bool) -> Non
             load_tokenizer(tmp_path)
     else:
         check_against_transformers(tmp_path)
+        # A space and the first byte of a dash are a token, and a digit can begin with this byte.
+        together = load_tokenizer(tmp_path)
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "TokenizersBackend"} | ends))
+        apart = load_tokenizer(tmp_path)
+        assert together.encode("x \u2460").tolist() != apart.encode("x \u2460").tolist()
+        assert together.sha256 != apart.sha256
 
 
 @pytest.mark.parametrize(

@@ -207,6 +207,86 @@ def test_weights_that_nemo_restores_become_those_to_load(tmp_path: Path) -> None
     assert (found["load"], found["finetune"]) == ("nemo://llama", True)
 
 
+@pytest.mark.parametrize(
+    ("resume", "start"),
+    [
+        # nemo/lightning/resume.py: a checkpoint to resume from is read with optimizer and step, one to restore without.
+        ('resume_from_path="/z"', {"load": "/z"}),
+        ('resume_from_path="/z", restore_config=run.Config(nl.RestoreConfig, path="/w")', {"load": "/z"}),
+        ('resume_if_exists=True, resume_from_directory="/z"', {"load": "/z"}),
+        ('resume_if_exists=False, resume_from_directory="/z"', {}),
+        ('restore_config=run.Config(nl.RestoreConfig, path="/w")', {"load": "/w", "finetune": True}),
+        ('restore_config=run.Config(nl.RestoreConfig, path="/w", load_optim_state=True)', "checkpoint.restore_load_optim_state"),
+        ('restore_config=run.Config(nl.RestoreConfig, path="/w", load_model_state=False)', "checkpoint.restore_load_model_state"),
+    ],
+)
+def test_the_start_of_a_recipe_of_nemo(resume: str, start: dict[str, Any] | str, tmp_path: Path) -> None:
+    file = tmp_path / "recipe.py"
+    file.write_text(NEMO.replace("resume_if_exists=True", resume))
+    if isinstance(start, str):
+        assert f"without {start}" in refusal(f"{file}:pretrain_recipe")
+    else:
+        found = options(f"{file}:pretrain_recipe")
+        assert {name: found[name] for name in ("load", "finetune", "no-load-optim") if name in found} == start
+
+
+GEMMA = """
+
+import dataclasses
+
+@dataclasses.dataclass
+class Gemma2Config9B:
+    num_layers: int = 42
+    normalization: str = "RMSNorm"
+    hidden_dropout: float = 0.0
+    window_size: tuple = (4096, 0)
+    attn_logit_softcapping: float = 50.0
+    seq_length: int = 8192
+"""
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ("pass", {"model": "gemma2-9b", "num-layers": None, "hidden-dropout": 0.0, "sequence-parallel": True}),
+        ("recipe.model.config.num_layers = 4", {"model": "gemma2-9b", "num-layers": 4}),
+        ("recipe.model.config.attn_logit_softcapping = 10.0", "model.attn_logit_softcapping"),
+        ("recipe.model.config.window_size = None", "model.window_size"),
+        ('recipe.model.config.normalization = "LayerNorm"', "model.normalization"),
+        # NeMo gives the window to other layers than the published model, which longer sequences show.
+        ("recipe.data.seq_length = 4097", "model.window_attn_skip_freq"),
+    ],
+)
+def test_gemma_of_nemo_is_the_published_model(change: str, expected: dict[str, Any] | str, tmp_path: Path) -> None:
+    package = tmp_path / "nemo/collections/llm/gpt/model"
+    package.mkdir(parents=True)
+    (package / "gemma2.py").write_text(GEMMA)
+    (tmp_path / "pyproject.toml").write_text("")
+    file = tmp_path / "recipe.py"
+    text = NEMO.replace("model.llama import Llama3Config8B, LlamaModel", "model.gemma2 import Gemma2Config9B")
+    text = text.replace(
+        "LlamaModel, config=run.Config(Llama3Config8B, num_layers=4)", "object, config=run.Config(Gemma2Config9B)"
+    )
+    head, sizes, tail = text.partition("    recipe.model.config.hidden_size")
+    file.write_text(f"{head}    {change}\n    return recipe\n")
+    assert sizes and tail
+    if isinstance(expected, str):
+        assert f"without {expected}" in refusal(f"{file}:pretrain_recipe")
+    else:
+        found = options(f"{file}:pretrain_recipe")
+        assert {name: found.get(name) for name in expected} == expected
+
+
+def test_a_strategy_that_loads_or_makes_no_optimizer(tmp_path: Path) -> None:
+    file = tmp_path / "recipe.py"
+    text = NEMO.replace("nl.MegatronStrategy, ", "nl.MegatronStrategy, ckpt_load_optimizer=False, ")
+    file.write_text(text.replace("resume_if_exists=True", 'resume_from_path="/z"'))
+    found = options(f"{file}:pretrain_recipe")
+    assert (found["load"], found["no-load-optim"]) == ("/z", True)
+    file.write_text(NEMO.replace("nl.MegatronStrategy, ", "nl.MegatronStrategy, setup_optimizers=False, "))
+    assert "without trainer.setup_optimizers" in refusal(f"{file}:pretrain_recipe")
+
+
 def test_set_changes_keys_and_parameters(bridge: Path) -> None:
     changes = {"steps": "40", "train__global_batch_size": "16", "optimizer__lr": "1.0e-3", "model__num_layers": "2"}
     found = options(f"{bridge}:small_pretrain_config", **changes)

@@ -16,6 +16,7 @@ from typing import IO, Any, NamedTuple
 from isal import igzip
 
 from lt_shared.console import BadData, IoFailure, ToolError, Unavailable
+from lt_shared.data.document_origins import key_paths
 from lt_shared.data.document_origins.origins import File, Known, Place
 from lt_shared.files import storage
 
@@ -41,16 +42,21 @@ class SourceLine(NamedTuple):
     problem: str | None = None
 
     def texts(self, json_key: str) -> list[str] | None:
-        """The text of the document, or texts of its sequences; None where it is not there."""
+        """The text of the document, or texts of its sequences; None where it is not there.
+
+        A line without the key is a text itself: plain text, or fields that a template has joined.
+        """
         if self.row is not None:
-            value = self.row.get(json_key)
+            value = key_paths.value_of(self.row, json_key)
+            value = json.dumps(self.row, ensure_ascii=False, default=str) if value is key_paths.MISSING else value
         elif self.content is None:
             return None
         else:
             try:
-                value = json.loads(self.content)[json_key]
-            except (ValueError, KeyError, TypeError, RecursionError):
-                # A plain text is the document itself.
+                value = key_paths.value_of(json.loads(self.content), json_key)
+            except (ValueError, TypeError, RecursionError):
+                value = key_paths.MISSING
+            if value is key_paths.MISSING:
                 value = self.content.decode(errors="replace")
         return [text for text in value if isinstance(text, str)] if isinstance(value, list) else [str(value)]
 

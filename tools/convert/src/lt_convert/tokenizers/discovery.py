@@ -60,7 +60,7 @@ def of_run(run: str, saved: Tokenizer | None, files: Files, name: str = "tokeniz
 
 def outputs(tokenizer: TokenizerFiles | None) -> list[OutputFile]:
     """The files of a tokenizer unchanged, in the directory that a run has for them."""
-    files = {tokenizer.relative_name(path): path.read_bytes() for path in tokenizer.all_files} if tokenizer else {}
+    files = tokenizer.contents() if tokenizer else {}
     return [OutputFile(f"{checkpoint_layout.TOKENIZER_DIRECTORY}/{name}", (content,)) for name, content in files.items()]
 
 

@@ -16,7 +16,7 @@ from lt_shared.files import storage, strict_json
 from lt_shared.tokenizers import llama3, tekken
 from lt_shared.tokenizers.byte_symbols import SYMBOL_OF_BYTE
 from lt_shared.tokenizers.configuration import FLAGS, Configuration
-from lt_shared.tokenizers.tokenizer_files import TokenizerFiles
+from lt_shared.tokenizers.tokenizer_files import MODEL_CONFIGURATION, TokenizerFiles
 
 TOKENIZER = "tokenizer.json"
 CONFIGURATION = "tokenizer_config.json"
@@ -38,6 +38,8 @@ def write(files: TokenizerFiles, directory: Path, maximum_length: int, vocab_siz
     of the model.
     """
     files.copy_to(directory)
+    # The converted model has a config.json of its own.
+    (directory / MODEL_CONFIGURATION).unlink(missing_ok=True)
     if files.kind == "tokenizer.json":
         storage.write_bytes(directory / TOKENIZER, files.files[0].read_bytes())
     elif all(path.name != TOKENIZER for path in files.other_forms):

@@ -26,6 +26,7 @@ _OPTIONS = (
         metavar="FILE",
         help="Remove documents that share 12 words in a row with an evaluation text, the text of a line of FILE.",
     ),
+    click.option("--duplicates", metavar="FILE", help="Remove the duplicates that lt-preprocess dedup has listed in FILE."),
 )
 
 
@@ -36,11 +37,11 @@ def curation_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return command
 
 
-def rules(keep_length: Sequence[str], keep_language: str | None, decontaminate: Sequence[str]) -> "Rules":
-    """Parse the options' values. Raises UsageError for a rule of another form."""
+def rules(keep_length: Sequence[str], keep_language: str | None, decontaminate: Sequence[str], duplicates: str | None) -> "Rules":
+    """Parse the options' values. Raises UsageError for a malformed rule."""
     from lt_preprocess.curation.languages import LanguageRule
     from lt_preprocess.curation.lengths import LengthRule
     from lt_preprocess.curation.rules import Rules
 
     language = None if keep_language is None else LanguageRule.parse(keep_language)
-    return Rules(tuple(map(LengthRule.parse, keep_length)), language, tuple(decontaminate))
+    return Rules(tuple(map(LengthRule.parse, keep_length)), language, tuple(decontaminate), duplicates)

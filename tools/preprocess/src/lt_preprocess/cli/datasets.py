@@ -65,7 +65,7 @@ LARGEST_SEED = 2**64 - 1
 
 @click.group(cls=console.Group)
 def commands() -> None:
-    """Work on finished datasets."""
+    """Find duplicates, and work on finished datasets."""
 
 
 OUTPUT = click.option("-o", "--output-prefix", required=True, metavar="PREFIX", help="Write PREFIX.bin and PREFIX.idx.")

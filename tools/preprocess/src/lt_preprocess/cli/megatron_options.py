@@ -5,6 +5,7 @@ no effect, and a message says so. Flags that would change the result in a way th
 name.
 """
 
+import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -29,17 +30,33 @@ MODEL_TYPES = (
     "HuggingFaceTokenizer",
     "TikTokenizer",
 )
+OTHER_TYPES = {
+    **dict.fromkeys(
+        ("BertWordPieceLowerCase", "BertWordPieceCase"),
+        ("a list of word pieces alone is not read", "--tokenizer PATH names a tokenizer.json with the same vocabulary"),
+    ),
+    **dict.fromkeys(
+        ("NullTokenizer", "NullMultimodalTokenizer"),
+        ("it takes numbers for text", "lt-preprocess import makes datasets of token ids"),
+    ),
+    **dict.fromkeys(
+        ("SFTTokenizer", "MultimodalTokenizer"),
+        ("it encodes conversations, not documents", "--tokenizer PATH names the tokenizer for documents"),
+    ),
+}
+"""Types of Megatron-LM that are refused: why, and what to do instead."""
+
 WITHOUT_EFFECT = {
-    "partitions": "the input is read once, by all workers",
+    "partitions": "the input is read once, by all workers, and documents stay in its order",
     "log_interval": "progress is shown by time",
     "keep_sequential_samples": "the output is always in the order of the input",
     "find_optimal_num_workers": "the default, all cores, is the fastest",
     "workers_to_check": "the default, all cores, is the fastest",
-    "max_documents": "it belongs to --find-optimal-num-workers",
+    "max_documents": "it belongs to --find-optimal-num-workers; --limit-documents takes a sample",
     "need_pad_id": "no token id depends on it",
     "keep_newlines": "it belongs to --split-sentences; line breaks are always kept",
     "lang": "it belongs to --split-sentences",
-    "vocab_size": "the tokenizer's files have the size of the vocabulary",
+    "vocab_size": "the tokenizer's files have all its entries",
     "padded_vocab_size": "no token id depends on it: the model pads its vocabulary",
     "pad_vocab_size": "no token id depends on it: the model pads its vocabulary",
     "make_vocab_size_divisible_by": "no token id depends on it: the model pads its vocabulary",
@@ -47,6 +64,7 @@ WITHOUT_EFFECT = {
     "legacy_tokenizer": "it chooses how Megatron-LM calls the same tokenizers",
     "use_gigatoken": "it chooses how Megatron-LM calls the same tokenizers",
     "trust_remote_code": "no code of a tokenizer is run",
+    "tokenizer_hf_use_fast": "the ids are always those of the fast tokenizer",
     "tokenizer_hf_no_include_special_tokens": "nothing but --append-eod adds special tokens",
     "tokenizer_sentencepiece_ignore_extra_whitespaces": "the model says what becomes of white space",
     "chat_template": "it belongs to conversations",
@@ -61,7 +79,10 @@ _NUMBERS = (
 )
 _TEXTS = ("lang", "chat_template", "tokenizer_prompt_format", "sft_tokenizer_prompt_format")
 REFUSED = {
-    "split_sentences": ("sentences are not split here", "tokenize whole documents, as GPT models are trained"),
+    "split_sentences": (
+        "sentences are not split here",
+        "tokenize whole documents, as GPT models are trained, or put a list of sentences under the key: each becomes a sequence",
+    ),
     "tokenizer_metadata": ("the metadata of Megatron-LM are not read", "--tokenizer PATH names the tokenizer's files"),
     "tokenizer_special_tokens": ("tokens are not added here", "add them to the tokenizer's files"),
     "no_tokenizer_sentencepiece_ignore_extra_whitespaces": (
@@ -80,6 +101,11 @@ REFUSED_FOR_TYPE = {
         "special tokens in text stay text by default",
         "--special-tokens parse",
     ),
+    "tokenizer_hf_include_special_tokens": (
+        ("HuggingFaceTokenizer",),
+        "the tokens that a tokenizer puts around texts are not added",
+        "--prepend-bos begins every document with BOS",
+    ),
     "tokenizer_hf_no_use_fast": (
         ("HuggingFaceTokenizer",),
         "tokenizers written in Python are not run",
@@ -90,7 +116,7 @@ REFUSED_FOR_TYPE = {
 
 _REFUSED_FLAGS = (
     *("split_sentences", "no_tokenizer_sentencepiece_ignore_extra_whitespaces"),
-    *("tokenizer_sentencepiece_legacy", "tokenizer_hf_no_use_fast"),
+    *("tokenizer_sentencepiece_legacy", "tokenizer_hf_no_use_fast", "tokenizer_hf_include_special_tokens"),
 )
 
 
@@ -145,7 +171,7 @@ def _without_effect(name: str) -> Callable[[Function], Function]:
     """A hidden option that is taken and changes nothing."""
     options: dict[str, Any] = {"cls": MegatronOption, "hidden": True, "default": None, "help": "No effect."}
     if name == "pad_vocab_size":
-        return click.option("--pad-vocab-size/--no-pad-vocab-size", **options)
+        return click.option("--pad-vocab-size/--no-pad-vocab-size", " /--disable-pad-vocab-size", **options)
     if name in _NUMBERS or name in _TEXTS:
         return click.option(_flag(name), type=int if name in _NUMBERS else str, **options)
     return click.option(_flag(name), is_flag=True, **options)
@@ -155,7 +181,9 @@ def _refused(name: str) -> Callable[[Function], Function]:
     """A hidden option that `check_refused` looks at."""
     options: dict[str, Any] = {"cls": MegatronOption, "hidden": True, "help": "Refused."}
     if name in _REFUSED_FLAGS:
-        return click.option(_flag(name), is_flag=True, **options)
+        # Megatron-LM's parser gives an option that is on by default both names.
+        names = [_flag(name), _flag(name).replace("--no-", "--disable-", 1)] if name.startswith("no_") else [_flag(name)]
+        return click.option(*names, name, is_flag=True, **options)
     return click.option(_flag(name), multiple=_flag(name) in LISTS, **options)
 
 
@@ -167,6 +195,25 @@ def check_refused(options: dict[str, Any]) -> None:
     for name, (types, reason, remedy) in REFUSED_FOR_TYPE.items():
         if options[name] and options["tokenizer_type"] in types:
             raise console.UsageError(f"{_flag(name)}: {reason}", remedy)
+
+
+def check_files(options: dict[str, Any], files: "TokenizerFiles", vocab_size: int) -> None:
+    """Raise UsageError for an option that would give other ids with these files.
+
+    The code that --trust-remote-code allows may be the tokenizer; --vocab-size cuts the vocabulary of a TikTokenizer.
+    """
+    if options["trust_remote_code"] and options["tokenizer_type"] == "HuggingFaceTokenizer":
+        for path in files.companions:
+            if path.name == "tokenizer_config.json" and "auto_map" in json.loads(path.read_bytes()):
+                raise console.UsageError(
+                    f"--trust-remote-code: {path} names code of its own (auto_map), and no code of a tokenizer is run",
+                    "leave the option out: the ids are then those of the tokenizer's files",
+                )
+    if options["tokenizer_type"] == "TikTokenizer" and options["vocab_size"] not in (None, vocab_size):
+        raise console.UsageError(
+            f"--vocab-size {options['vocab_size']}: the tokenizer has {vocab_size:,} entries, and none is left out",
+            "leave the option out",
+        )
 
 
 def with_lists_repeated(arguments: Sequence[str]) -> list[str]:
@@ -225,6 +272,9 @@ def find_tokenizer(tokenizer: str | None, options: dict[str, Any]) -> "tuple[Tok
         return _gpt2_files(Path(options["vocab_file"]), Path(options["merge_file"])), options["vocab_file"]
     if library == "huggingface" and kind is not None and kind not in MODEL_TYPES:
         return tokenizer_files.find(kind), kind
+    if kind in OTHER_TYPES:
+        reason, remedy = OTHER_TYPES[kind]
+        raise console.UsageError(f"--tokenizer-type {kind}: {reason}", remedy)
     if kind is not None and kind not in MODEL_TYPES:
         raise console.UsageError(
             f"--tokenizer-type {kind} is not known", f"one of {', '.join((*GPT2_TYPES, *MODEL_TYPES))}, or --tokenizer PATH"

@@ -2,13 +2,12 @@
 
 import dataclasses
 import os
-import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from lt_preprocess.cli import curation_options, datasets, megatron_options
+from lt_preprocess.cli import curation_options, dedup, document_options, megatron_options
 from lt_shared import console
 
 if TYPE_CHECKING:
@@ -21,21 +20,6 @@ lt-preprocess 'crawl/*.jsonl.zst' books.jsonl.gz --tokenizer llama3/tokenizer.mo
 xz -dc corpus.jsonl.xz | lt-preprocess - --tokenizer gpt2/ --append-eod -o data/web > data/web.manifest
 lt-preprocess dump.jsonl --json-keys content --on-error quarantine --tokenizer tokenizer.json -o data/dump
 """
-UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 1 << 10, "mi": 1 << 20, "gi": 1 << 30, "ti": 1 << 40}
-
-
-class Size(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.4
-    """A number of bytes: 500M, 2GB, 1GiB."""
-
-    name = "size"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        if isinstance(value, int):
-            return value
-        match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]i?)?b?", value, re.IGNORECASE)
-        if match is None or float(match[1]) == 0:
-            self.fail(f"{value!r} is no size such as 500M, 2GB or 1GiB", param, ctx)
-        return int(float(match[1]) * UNITS[(match[2] or "").lower()])
 
 
 class _Command(console.DefaultCommand):
@@ -45,7 +29,7 @@ class _Command(console.DefaultCommand):
         return super().parse_args(ctx, megatron_options.with_lists_repeated(args))
 
 
-@click.command(cls=_Command, examples=EXAMPLES, named=lambda: datasets.commands)
+@click.command(cls=_Command, examples=EXAMPLES, named=lambda: dedup.commands)
 @click.argument("files", cls=console.Operands, nargs=-1, metavar="FILE...")
 @click.option("--tokenizer", metavar="TOKENIZER", help="Directory or file of the tokenizer, or its name.")
 @click.option("-o", "--output-prefix", required=True, metavar="PREFIX", help="Write PREFIX_text_document.bin and .idx.")
@@ -85,7 +69,7 @@ class _Command(console.DefaultCommand):
 )
 @click.option(
     "--max-shard-size",
-    type=Size(),
+    type=document_options.Size(),
     metavar="SIZE",
     help="Begin another dataset, PREFIX-part00001_text_document, before a .bin has more than SIZE (500M, 2GB) bytes.",
 )
@@ -98,6 +82,7 @@ class _Command(console.DefaultCommand):
 @click.option("--force", is_flag=True, help="Tokenize all again, whatever is there already.")
 @click.option("--plain", is_flag=True, help="Print the bare prefixes instead of the manifest.")
 @click.option("--dry-run", is_flag=True, help="Check everything, print the plan as JSON, write nothing.")
+@document_options.document_options
 @curation_options.curation_options
 @megatron_options.megatron_options
 @console.version_option("lt-preprocess", "numpy", "numba", "pyarrow", "sentencepiece", "tokenizers", "s3fs")
@@ -122,7 +107,8 @@ def command(
     keep_length: tuple[str, ...],
     keep_language: str | None,
     decontaminate: tuple[str, ...],
-    **megatron: Any,
+    duplicates: str | None,
+    **further: Any,
 ) -> None:
     """Tokenize documents into indexed datasets that Megatron-LM, NeMo and lt-train read.
 
@@ -136,17 +122,29 @@ def command(
         input = ()
     if not files and not input:
         raise click.UsageError("Missing argument 'FILE...'.")
+    document, megatron = document_options.separated(further)
     megatron_options.check_refused(megatron)
     from lt_preprocess.datasets import provenance
     from lt_preprocess.pipeline import journal, plan, run, sidecar
 
     workers = workers or len(os.sched_getaffinity(0))
-    rules = curation_options.rules(keep_length, keep_language, decontaminate)
-    options = plan.Options(
-        json_keys, append_eod, on_error, special_tokens, _slice(shard), max_shard_size, stream, sample_by, rules
-    )
+    rules = curation_options.rules(keep_length, keep_language, decontaminate, duplicates)
     tokenizer_files, tokenizer_path = megatron_options.find_tokenizer(tokenizer, megatron)
-    run_plan = plan.plan([*files, *input], tokenizer_files, tokenizer_path, output_prefix, options, eod_token)
+    bos_token = document_options.bos_token(document)
+    options = plan.Options(
+        json_keys,
+        append_eod,
+        on_error,
+        special_tokens,
+        _slice(shard),
+        max_shard_size,
+        stream,
+        sample_by,
+        rules,
+        **document_options.plan_options(document, json_keys),
+    )
+    run_plan = plan.plan([*files, *input], tokenizer_files, tokenizer_path, output_prefix, options, eod_token, bos_token)
+    megatron_options.check_files(megatron, tokenizer_files, run_plan.tokenizer.vocab_size)
     datasets = sidecar.up_to_date(run_plan)
     if datasets is None and not force:
         sidecar.check_tokenizer(run_plan)
@@ -155,7 +153,7 @@ def command(
         console.print_json(run_plan.to_record() | {"up_to_date": datasets is not None, "workers": workers})
         return
     megatron_options.note_those_without_effect(megatron)
-    _say_what_ends_documents(run_plan)
+    _say_what_is_added(run_plan)
     if not append_eod and run_plan.tokenizer.eod is not None:
         console.warn("without --append-eod nothing tells a model where a document ends, and it trains across their borders")
     writer = _Printer(plain, run_plan)
@@ -195,9 +193,16 @@ class _Printer:
         self._lines.end()
 
 
-def _say_what_ends_documents(run_plan: "Plan") -> None:
+def _say_what_is_added(run_plan: "Plan") -> None:
+    """Name the tokens that begin and end documents, and those of a transformation."""
     from lt_preprocess.tokenizers.end_of_document import TURN_ENDS
 
+    options = run_plan.options
+    if options.bos is not None:
+        console.note(f"every document begins with {run_plan.name_of_token(options.bos)} ({options.bos})")
+    if options.fim is not None:
+        tokens = ", ".join(f"{name} ({number})" for name, number in (options.fim.tokens or {}).items())
+        console.note(f"fill in the middle with {tokens}")
     if run_plan.eod is None:
         return
     if run_plan.eod_name in TURN_ENDS:

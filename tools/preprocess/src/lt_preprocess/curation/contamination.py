@@ -1,6 +1,6 @@
 """Leave out documents that share NGRAM_WORDS words in a row with an evaluation text, as datatrove's `NGramsDecontFilter` does.
 
-The hashes of all n-grams of the evaluation texts are in one table, at most half full: memory grows with the evaluation texts, not
+The hashes of the evaluation texts' n-grams are in one table, at most half full: memory grows with the evaluation texts, not
 with the corpus.
 """
 
@@ -73,7 +73,7 @@ class EvaluationTexts:
 
 
 def ngram_hashes(text_words: Words, size: int) -> tuple[Hashes, Lengths]:
-    """Hash all runs of `size` words, up to 16; also return the number of hashes of each text."""
+    """Hash all runs of `size` words, up to 16; also return every text's number of hashes."""
     counts = np.maximum(text_words.counts - size + 1, 0)
     hashes = np.empty(int(counts.sum()), np.uint64)
     _hash_ngrams(*text_words[:3], np.zeros(_RING, np.int64), size, hashes)
@@ -129,7 +129,7 @@ def _fill(hashes: Hashes, values: npt.NDArray[np.int32], table: Hashes, table_va
 def _match(
     data: Bytes, starts: Lengths, ends: Lengths, ring: Lengths, size: int, table: Hashes, begins: Lengths, slots: Lengths
 ) -> None:
-    """Write the first byte of each text's first n-gram that is in the table, and the slot."""
+    """Write where a text's first n-gram from the table begins, and the slot."""
     base = element_address(data, 0)
     for text in range(len(starts)):
         at, end = element_address(data, starts[text]), element_address(data, ends[text])

@@ -48,7 +48,7 @@ class LengthRule(NamedTuple):
 
 
 def characters(texts: Texts) -> Lengths:
-    """Count the code points of each text: the bytes that do not continue a character."""
+    """Count every text's code points: the bytes that do not continue a character."""
     begins = texts.data[: texts.offsets[-1]] & 0xC0 != 0x80
     counted = np.concatenate([[0], np.cumsum(begins)])
     lengths: Lengths = counted[texts.offsets[1:]] - counted[texts.offsets[:-1]]

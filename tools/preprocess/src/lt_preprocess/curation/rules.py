@@ -1,22 +1,15 @@
-"""Which rules a run applies to its documents, and their removals for a batch.
+"""Which rules a run applies to its documents.
 
 A document's text is all of its texts, of every key, joined by line breaks. The first rule that removes a document gives the
-reason: length, language, evaluation texts. Limits in tokens are applied after encoding.
+reason: duplicates, length, language, evaluation texts. Limits in tokens are applied after encoding.
 """
 
-import dataclasses
 import hashlib
 from typing import Any, NamedTuple
 
-import numpy as np
-
-from lt_preprocess.curation import lengths, words
-from lt_preprocess.curation.contamination import EvaluationTexts
-from lt_preprocess.curation.languages import Classifier, LanguageRule
-from lt_preprocess.curation.lengths import LengthRule, Unit
-from lt_preprocess.readers.batch import Batch
+from lt_preprocess.curation.languages import LanguageRule
+from lt_preprocess.curation.lengths import LengthRule
 from lt_preprocess.readers.paths import STDIN
-from lt_preprocess.texts import Lengths, Texts
 from lt_shared.console import UsageError
 from lt_shared.files import storage
 
@@ -25,11 +18,12 @@ Removals = dict[int, tuple[str, str]]
 
 
 class Rules(NamedTuple):
-    """What the command line asks for; nothing by default."""
+    """The rules on the command line; none by default."""
 
     lengths: tuple[LengthRule, ...] = ()
     language: LanguageRule | None = None
     evaluation_texts: tuple[str, ...] = ()
+    duplicates: str | None = None
 
     def to_record(self) -> dict[str, Any]:
         """Return the rules as text, without those that are off."""
@@ -37,6 +31,7 @@ class Rules(NamedTuple):
             "keep_length": [str(rule) for rule in self.lengths],
             "keep_language": None if self.language is None else str(self.language),
             "decontaminate": list(self.evaluation_texts),
+            "duplicates": self.duplicates,
         }
         return {name: value for name, value in record.items() if value}
 
@@ -50,79 +45,12 @@ class Rules(NamedTuple):
         record = self.to_record()
         if self.evaluation_texts:
             record["decontaminate"] = [hashlib.sha256(storage.read_bytes(path)).hexdigest() for path in self.evaluation_texts]
+        if self.duplicates is not None:
+            from lt_preprocess.curation.duplicates import read_record
+
+            listed = read_record(self.duplicates)[0]
+            record["duplicates"] = [listed["plan"], listed["crc32"]]
         return record
 
 
 NO_RULES = Rules()
-
-
-@dataclasses.dataclass
-class Curator:
-    """Applies rules to batches; threads share it."""
-
-    rules: Rules
-
-    def __post_init__(self) -> None:
-        self._classifier = None if self.rules.language is None else Classifier(self.rules.language)
-        self._evaluation_texts = EvaluationTexts(self.rules.evaluation_texts) if self.rules.evaluation_texts else None
-        self._units = {rule.unit for rule in self.rules.lengths}
-        self._needs_words = "words" in self._units or self._evaluation_texts is not None
-
-    def prepare(self) -> None:
-        """Compile what the rules need before threads start."""
-        text = Texts.from_list([b"a text"])
-        self.removals(text)
-
-    def batch_removals(self, batch: Batch) -> Removals:
-        """Return the documents of a batch that a rule removes before encoding."""
-        return self.removals(document_texts(batch))
-
-    def removals(self, texts: Texts) -> Removals:
-        removals: Removals = {}
-        text_words = words.words(texts) if self._needs_words else None
-        for rule in self.rules.lengths:
-            if rule.unit == "bytes":
-                removals = rule.removals(np.diff(texts.offsets)) | removals
-            elif rule.unit == "characters":
-                removals = rule.removals(lengths.characters(texts)) | removals
-            elif text_words is not None and rule.unit == "words":
-                removals = rule.removals(text_words.counts) | removals
-        if self._classifier is not None:
-            for document, text in enumerate(texts.to_list()):
-                if document not in removals and (removal := self._classifier.removal(text.decode())):
-                    removals[document] = removal
-        if self._evaluation_texts is not None and text_words is not None:
-            removals = self._evaluation_texts.removals(text_words) | removals
-        return removals
-
-    def token_removals(self, tokens: Lengths) -> Removals:
-        """Return the documents that have too few or too many tokens; `tokens` int64 [documents]."""
-        removals: Removals = {}
-        for rule in self.rules.lengths:
-            if rule.unit == TOKENS:
-                removals = rule.removals(tokens) | removals
-        return removals
-
-    @property
-    def has_token_limits(self) -> bool:
-        return TOKENS in self._units
-
-    @property
-    def has_text_rules(self) -> bool:
-        return bool(self._units - {TOKENS}) or self._classifier is not None or self._evaluation_texts is not None
-
-
-TOKENS: Unit = "tokens"
-
-
-def document_texts(batch: Batch) -> Texts:
-    """Return one text for each document of a batch."""
-    [first, *others] = batch.columns
-    if not others and (first.texts_per_document == 1).all():
-        return first.texts
-    texts_by_document: list[list[bytes]] = [[] for _ in first.texts_per_document]
-    for column in batch.columns:
-        texts = iter(column.texts.to_list())
-        for document, count in enumerate(column.texts_per_document.tolist()):
-            texts_by_document[document] += [next(texts) for _ in range(count)]
-    return Texts.from_list([b"\n".join(texts) for texts in texts_by_document])

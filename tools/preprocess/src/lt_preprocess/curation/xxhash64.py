@@ -1,4 +1,4 @@
-"""XXH64 with seed 0, compiled: the hash that datatrove takes of word n-grams, so that signatures of both tools are equal."""
+"""XXH64 with seed 0, compiled: the hash that datatrove takes of word n-grams, so that both tools have equal signatures."""
 
 import numpy as np
 

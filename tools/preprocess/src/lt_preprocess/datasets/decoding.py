@@ -1,6 +1,6 @@
 """Decode a dataset with the tokenizer that its sidecar names: its documents as JSON lines.
 
-A document of several sequences becomes a list of texts, and the end-of-document token that `--append-eod` added is left out, so
+A document of several sequences becomes a list of texts, and the tokens of `--prepend-bos` and `--append-eod` are left out, so
 that tokenizing the lines again gives the same dataset. Bytes that are not valid UTF-8, which only another tool's dataset can
 hold, become U+FFFD.
 """
@@ -71,13 +71,14 @@ def texts(dataset: Dataset, tokenizer: Path | None = None, first: int = 0, last:
     Raises: BadData for a dataset or a token that is malformed, and as `load_tokenizer`.
     """
     loaded = load_tokenizer(dataset, tokenizer)
-    eod = end_of_document(dataset, loaded) if provenance.tokenizing_options(dataset.prefix).get("append_eod", True) else None
+    options = provenance.tokenizing_options(dataset.prefix)
+    eod = end_of_document(dataset, loaded) if options.get("append_eod", True) else None
     with BlockReader(dataset.prefix) as reader:
         for block in reader.blocks(TOKENS_AT_ONCE, first, last):
             documents = reader.read_documents(block)
             _check_ids(documents.tokens, loaded.vocab_size, f"{dataset.prefix}, documents from {block.first_document}")
             for sequences in _sequences(documents):
-                yield text_of(sequences, loaded, eod)
+                yield text_of(sequences, loaded, eod, options.get("bos"))
 
 
 def records(source: str, tokenizer: Path | None, documents: str | None) -> Iterator[dict[str, Text]]:
@@ -119,8 +120,10 @@ def _check_ids(tokens: npt.NDArray[np.generic], vocab_size: int, source: str) ->
         raise BadData(f"{source}: token {wrong} is not one of the tokenizer's {vocab_size:,}", "is it this tokenizer's dataset?")
 
 
-def text_of(sequences: list[npt.NDArray[np.generic]], tokenizer: Tokenizer, eod: int | None) -> Text:
-    """The text of a document, without the end of document `eod`; a list when it has several sequences."""
+def text_of(sequences: list[npt.NDArray[np.generic]], tokenizer: Tokenizer, eod: int | None, bos: int | None = None) -> Text:
+    """The text of a document, without the tokens `bos` and `eod` around it; a list when it has several sequences."""
+    if sequences and len(sequences[0]) and sequences[0][0] == bos:
+        sequences = [sequences[0][1:], *sequences[1:]]
     if sequences and len(sequences[-1]) and sequences[-1][-1] == eod:
         sequences = [*sequences[:-1], sequences[-1][:-1]]
     texts_of_document = [tokenizer.decode(sequence.tolist()).decode("utf-8", "replace") for sequence in sequences]

@@ -70,7 +70,9 @@ def _is_text(value: object) -> bool:
 
 
 def _are_options(record: Any) -> bool:
-    if not _has(record, json_keys=list, json_key=str, append_eod=bool, special_tokens=str, sample_by=str):
+    if not _has(record, json_keys=list, json_key=str, append_eod=bool, special_tokens=str, sample_by=str, template=str):
+        return False
+    if not _has(record, bos=int, max_document_tokens=int, limit_documents=int, limit_tokens=int, fim=dict, dtype=str):
         return False
     keys, shard = record.get("json_keys"), record.get("shard")
     is_key_known = keys is None or (keys != [] and record.get("json_key", keys[0]) in keys and all(map(_is_text, keys)))

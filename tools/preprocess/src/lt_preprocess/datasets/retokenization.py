@@ -16,12 +16,15 @@ import numpy.typing as npt
 from lt_preprocess.compiler.jit import AnnounceCompilation
 from lt_preprocess.datasets import decoding, provenance
 from lt_preprocess.datasets.block_reader import BlockReader, bounds_of
+from lt_preprocess.documents import recipe
+from lt_preprocess.documents.assembly import Documents
+from lt_preprocess.documents.document_form import DocumentForm
+from lt_preprocess.documents.fill_in_the_middle import FillInTheMiddle
+from lt_preprocess.documents.recipe import Recipe
 from lt_preprocess.readers import inputs, json_batch
-from lt_preprocess.readers.batch import Batch
 from lt_preprocess.readers.chunks import Position
+from lt_preprocess.readers.inputs import SampleBy
 from lt_preprocess.readers.slices import Slice
-from lt_preprocess.texts import Texts
-from lt_preprocess.tokenizers.base import Encoder
 from lt_shared.console import NoInput, Progress
 from lt_shared.contracts.manifest import Dataset
 from lt_shared.files import storage
@@ -32,14 +35,27 @@ Sequences = list[list[int]]
 
 
 class _Origin(NamedTuple):
-    """The sources and the options that a dataset was made with."""
+    """The sources and the options that a dataset was made with; `column` is the number of its key."""
 
     sources: list[dict[str, Any]]
-    json_keys: tuple[str, ...]
+    options: dict[str, Any]
     column: int
-    append_eod: bool
-    special_tokens: Any
-    sample_by: Any
+
+    @property
+    def sample_by(self) -> SampleBy:
+        return self.options.get("sample_by") or "document"
+
+    @property
+    def has_limit(self) -> bool:
+        return self.options.get("limit_documents") is not None or self.options.get("limit_tokens") is not None
+
+    def recipe(self, dtype: np.dtype[Any], eod: int | None) -> Recipe:
+        """How the documents were made; `eod` ended them if the options say so."""
+        options = self.options
+        fim = None if options.get("fim") is None else FillInTheMiddle(**options["fim"])
+        end = eod if options["append_eod"] else None
+        form = DocumentForm(dtype, options.get("bos"), end, options.get("max_document_tokens"), fim)
+        return recipe.make(tuple(options["json_keys"]), options.get("template"), form)
 
 
 def differences(dataset: Dataset, tokenizer: Path | None, sample: int) -> list[str]:
@@ -51,25 +67,40 @@ def differences(dataset: Dataset, tokenizer: Path | None, sample: int) -> list[s
     changed = [source["path"] for source in origin.sources if _has_changed(source)]
     if changed:
         return [f"{path}: changed since the dataset was made, so the two cannot be compared" for path in changed]
-    loaded = decoding.load_tokenizer(dataset, tokenizer, origin.special_tokens)
+    loaded = decoding.load_tokenizer(dataset, tokenizer, origin.options["special_tokens"])
+    made_by = origin.recipe(np.dtype(dataset.dtype), decoding.end_of_document(dataset, loaded))
     with AnnounceCompilation():
         json_batch.prepare()
+        made_by.form.prepare()
         encoder = loaded.new_encoder()
-    eod = decoding.end_of_document(dataset, loaded) if origin.append_eod else None
     paths = [source["path"] for source in origin.sources]
     differences: list[str] = []
     count = 0
     with BlockReader(dataset.prefix) as reader, Progress("comparing", inputs.total_bytes(paths), "B") as progress:
         total = reader.documents
         sampled = np.sort(np.random.default_rng(0).choice(total, min(sample, total), replace=False, shuffle=False))
-        for chunk in inputs.chunks(paths, Slice(), Position(), progress.advance, origin.json_keys, origin.sample_by):
-            texts = _document_texts(chunk.batch(origin.json_keys), origin.column, encoder)
-            first, last = np.searchsorted(sampled, [count, count + len(texts)])
-            for number in sampled[first:last].tolist():
-                expected = encoded(texts[number - count], encoder, eod)
-                if (message := _difference(_stored(reader, number), expected)) is not None:
+        for chunk in inputs.chunks(paths, Slice(), Position(), progress.advance, made_by.json_keys, origin.sample_by):
+            column = made_by.batch(chunk, encoder).columns[origin.column]
+            # How many documents a text is cut into is known when it is tokenized.
+            documents = len(column.texts_per_document)
+            first, last = np.searchsorted(sampled, [count, count + documents])
+            if origin.options.get("max_document_tokens") is not None:
+                cut = made_by.form.form(column, encoder).documents
+                documents = len(cut.sequences_per_document)
+                first, last = np.searchsorted(sampled, [count, count + documents])
+                expected = _sequences(cut, sampled[first:last] - count)
+            else:
+                is_unused = np.ones(documents, np.bool_)
+                is_unused[sampled[first:last] - count] = False
+                formed = made_by.form.form(column.without(is_unused), encoder).documents
+                expected = _sequences(formed, np.arange(last - first))
+            for number, sequences in zip(sampled[first:last].tolist(), expected, strict=True):
+                if (message := _difference(_stored(reader, number), sequences)) is not None:
                     differences.append(f"document {number} ({chunk.source}): {message}")
-            count += len(texts)
+            count += documents
+            if origin.has_limit and count >= total:
+                count = total
+                break
     if count != total:
         differences.insert(0, f"{total:,} documents, its sources hold {count:,}")
     if len(differences) > NAMED_DIFFERENCES:
@@ -85,9 +116,7 @@ def _origin(prefix: str) -> _Origin:
         raise NoInput(f"{prefix}: nothing says from which files it was made", "--deep is for what lt-preprocess made from files")
     if options.get("shard") is not None or part.get("index") != 0 or not part["is_last"]:
         raise NoInput(f"{prefix}: is a part of a larger dataset", "merge the parts and verify the result")
-    keys = tuple(options["json_keys"])
-    column, sample_by = keys.index(options["json_key"]), options.get("sample_by") or "document"
-    return _Origin(sources, keys, column, options["append_eod"], options["special_tokens"], sample_by)
+    return _Origin(sources, options, options["json_keys"].index(options["json_key"]))
 
 
 def _has_changed(source: dict[str, Any]) -> bool:
@@ -95,33 +124,13 @@ def _has_changed(source: dict[str, Any]) -> bool:
     return any(source.get(key) != value for key, value in now.items())
 
 
-def _document_texts(batch: Batch, column: int, encoder: Encoder) -> list[list[bytes]]:
-    """The texts of every document of a chunk, without the documents that are bad lines because of a special token."""
-    refused = {
-        document
-        for texts, texts_per_document in batch.columns
-        for document in _documents_of([forbidden.text for forbidden in encoder.forbidden(texts)], texts_per_document)
-    }
-    texts, texts_per_document = batch.columns[column]
-    remaining_texts = iter(texts.to_list())
-    of_documents = [list(itertools.islice(remaining_texts, count)) for count in texts_per_document.tolist()]
-    return [of_document for number, of_document in enumerate(of_documents) if number not in refused]
-
-
-def _documents_of(texts: list[int], texts_per_document: npt.NDArray[np.integer]) -> Iterator[int]:
-    """The documents that texts of the given numbers belong to."""
-    ends = np.cumsum(texts_per_document)
-    yield from np.searchsorted(ends, texts, side="right").tolist()
-
-
-def encoded(texts: list[bytes], encoder: Encoder, eod: int | None) -> Sequences:
-    """Encode the texts of a document to its sequences."""
-    ids, lengths = encoder.encode(Texts.from_list(texts))
-    bounds = bounds_of(lengths).tolist()
-    sequences = [ids[start:end].tolist() for start, end in itertools.pairwise(bounds) if start < end]
-    if sequences and eod is not None:
-        sequences[-1].append(eod)
-    return sequences
+def _sequences(documents: Documents, numbers: npt.NDArray[np.int64]) -> Iterator[Sequences]:
+    """The sequences of some documents."""
+    sequence_bounds = bounds_of(documents.sequences_per_document)
+    token_bounds = bounds_of(documents.sequence_lengths).tolist()
+    for number in numbers.tolist():
+        sequences = range(int(sequence_bounds[number]), int(sequence_bounds[number + 1]))
+        yield [documents.tokens[token_bounds[index] : token_bounds[index + 1]].tolist() for index in sequences]
 
 
 def _stored(reader: BlockReader, number: int) -> Sequences:

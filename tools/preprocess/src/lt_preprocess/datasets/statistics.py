@@ -4,12 +4,14 @@ One pass over the index, none over the tokens: a dataset of a terabyte takes as 
 """
 
 import dataclasses
+import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from lt_preprocess.datasets import decoding, source_datasets
+from lt_preprocess.datasets import decoding, provenance, source_datasets
 from lt_preprocess.datasets.block_reader import BlockReader, Shape
 from lt_preprocess.datasets.decoding import Text
 from lt_shared.console import BadData, NoInput
@@ -19,6 +21,12 @@ from lt_shared.contracts.manifest import Dataset
 BINS = 64
 SHOWN_CHARACTERS = 200
 BAR_CHARACTERS = 40
+_DOCUMENT_OPTIONS = frozenset(
+    (
+        *("append_eod", "template", "bos", "max_document_tokens", "limit_documents", "limit_tokens", "fim", "dtype"),
+        "shard",
+    )
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,7 +41,10 @@ class Bin:
 
 @dataclasses.dataclass(frozen=True)
 class Statistics:
-    """Lengths are in tokens. `first_texts` is None when the tokenizer is not known; `undecoded` then says why."""
+    """Lengths are in tokens. `first_texts` is None when the tokenizer is not known; `undecoded` then says why.
+
+    `options` are the options of tokenizing that the sidecar records.
+    """
 
     dataset: Dataset
     shape: Shape
@@ -42,6 +53,7 @@ class Statistics:
     histogram: list[Bin]
     first_texts: list[Text] | None
     undecoded: str | None
+    options: dict[str, Any]
 
     def to_record(self) -> dict[str, Any]:
         """What `--json` prints."""
@@ -57,6 +69,7 @@ class Statistics:
                 "histogram": [dataclasses.asdict(bin) for bin in self.histogram],
             },
             "first_texts": self.first_texts,
+            "options": self.options,
         }
 
     def lines(self) -> list[str]:
@@ -73,6 +86,7 @@ class Statistics:
             f"  tokens      {shape.tokens:,} ({shape.dtype}, {shape.size_bytes / 1e6:,.1f} MB)",
             f"  tokenizer   {identity_text}",
             f"  vocabulary  {vocabulary}",
+            *([f"  options     {', '.join(options)}"] if (options := list(self._named_options())) else []),
             f"  length      {self.shortest:,} to {self.longest:,} tokens a document, "
             f"mean {shape.tokens / max(shape.documents, 1):,.1f}",
             *([f"  removed     {removed}"] if removed else []),
@@ -93,6 +107,12 @@ class Statistics:
             lines.append(f"  document {number}: {shown[:SHOWN_CHARACTERS]}{ending}")
         return lines
 
+    def _named_options(self) -> Iterator[str]:
+        """The options that change documents and are not at their defaults."""
+        for name, value in self.options.items():
+            if name in _DOCUMENT_OPTIONS and value not in (None, False):
+                yield name if value is True else f"{name} {json.dumps(value, ensure_ascii=False)}"
+
 
 def read(source: Dataset, tokenizer: Path | None, first_documents: int) -> Statistics:
     """Raises as `source_datasets.measured`; a tokenizer that is given and does not fit is an error, one that is gone is not."""
@@ -112,8 +132,9 @@ def read(source: Dataset, tokenizer: Path | None, first_documents: int) -> Stati
         for number in range(BINS)
         if documents[number]
     ]
+    options = provenance.tokenizing_options(dataset.prefix)
     first_texts, undecoded = _first_texts(dataset, tokenizer, min(first_documents, shape.documents))
-    return Statistics(dataset, shape, min(shortest, longest), longest, histogram, first_texts, undecoded)
+    return Statistics(dataset, shape, min(shortest, longest), longest, histogram, first_texts, undecoded, options)
 
 
 def _first_texts(dataset: Dataset, tokenizer: Path | None, count: int) -> tuple[list[Text] | None, str | None]:

@@ -292,7 +292,8 @@ def _check_counts(prefix: str, described: Dataset, record: dict[str, Any], dtype
     if (record.get("options") or {}).get("append_eod") is True and described.eod is None:
         result.find(sidecar_path, "made with --append-eod, but no end-of-document token is named")
     if described.vocab_size is not None:
-        expected = indexed_dataset.dtype_for(described.vocab_size)
+        requested = (record.get("options") or {}).get("dtype")
+        expected = dtype if requested == dtype.name else indexed_dataset.dtype_for(described.vocab_size)
         if dtype != expected:
             result.find(sidecar_path, f"a vocabulary of {described.vocab_size} entries takes {expected}, the tokens are {dtype}")
         if described.eod is not None and described.eod >= described.vocab_size:
@@ -326,13 +327,14 @@ def _check_tokens(
     if not any(finding.path == manifest.sidecar_path(prefix) for finding in result.findings):
         options = provenance.tokenizing_options(prefix)
     eod = described.eod if options.get("append_eod") is True else None
+    bos = None if described.packed else options.get("bos")
     size = storage.size_bytes(bin_path(prefix))
     if recorded is not None and recorded.size_bytes != size:
         result.find(bin_path(prefix), f"{size} bytes, {recorded.size_bytes} were written")
         recorded = None
-    if (described.vocab_size is None and eod is None and recorded is None) or dtype.kind not in "iu":
+    if (described.vocab_size is None and eod is None and bos is None and recorded is None) or dtype.kind not in "iu":
         return
-    unknown, endless = _Count(), _Count()
+    unknown, endless, headless = _Count(), _Count(), _Count()
     crc32 = 0
     with Progress("verifying", size, "B") as progress:
         for first, tokens, bounds, first_document in _tokens(prefix, dtype, result):
@@ -356,11 +358,22 @@ def _check_tokens(
                         f"document {first + i} ends with {last[i]}, not with {eod}"
                     ),
                 )
+            if bounds is not None and bos is not None:
+                has_text = np.diff(bounds) > 0
+                first_tokens = np.full(len(has_text), bos, np.int64)
+                first_tokens[has_text] = tokens[bounds[:-1][has_text]]
+                headless.add(
+                    first_tokens != bos,
+                    lambda i, first=first_document, first_tokens=first_tokens, bos=bos: (
+                        f"document {first + i} begins with {first_tokens[i]}, not with {bos}"
+                    ),
+                )
             progress.advance(tokens.nbytes)
     if recorded is not None:
         _compare(bin_path(prefix), crc32, recorded, result)
     unknown.report(bin_path(prefix), "token beyond the vocabulary", result)
     endless.report(bin_path(prefix), "no end of document", result)
+    headless.report(bin_path(prefix), "no beginning of document", result)
 
 
 def _tokens(

@@ -62,7 +62,7 @@ class OriginRows:
         rows: list[list[int]] = []
         if first == 0 and encoded.kind == "line" and _has_mark(lines.offset, lines.total, encoded.end.offset):
             rows.append([MARK, number, before.total + 1, lines.offset, kind])
-        for begin, line in lines.runs(first, last):
+        for begin, line in encoded.runs(first, last):
             run = [document + begin - first, number, before.total + line + 1, before.counted_from, kind]
             if not self._continues(run):
                 self._run = run

@@ -16,8 +16,8 @@ from typing import IO, Any, Self
 
 import numpy as np
 
+from lt_preprocess.documents.assembly import Documents
 from lt_preprocess.pipeline import origin_rows, removals, sidecar
-from lt_preprocess.pipeline.assembly import Documents
 from lt_preprocess.pipeline.encoding import Encoded
 from lt_preprocess.pipeline.origin_rows import InputLines, OriginRows
 from lt_preprocess.pipeline.plan import Plan

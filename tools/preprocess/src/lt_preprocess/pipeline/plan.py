@@ -8,6 +8,7 @@ for bad lines.
 
 import dataclasses
 import difflib
+import functools
 import hashlib
 import json
 import os
@@ -15,12 +16,18 @@ import re
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
 
 from lt_preprocess.curation.rules import NO_RULES, Rules
-from lt_preprocess.readers import inputs
+from lt_preprocess.documents import recipe as recipes
+from lt_preprocess.documents.document_form import DocumentForm
+from lt_preprocess.documents.fill_in_the_middle import FillInTheMiddle
+from lt_preprocess.readers import inputs, text_template
 from lt_preprocess.readers.inputs import SampleBy
 from lt_preprocess.readers.slices import Slice
+from lt_preprocess.tokenizers import beginning_of_document
 from lt_preprocess.tokenizers import loading as tokenizers
 from lt_preprocess.tokenizers.base import SpecialTokens, Tokenizer
 from lt_shared.console import BadConfig, CannotCreate, UsageError, warn
@@ -28,6 +35,9 @@ from lt_shared.contracts import manifest
 from lt_shared.data import indexed_dataset
 from lt_shared.files import storage
 from lt_shared.tokenizers.tokenizer_files import TokenizerFiles
+
+if TYPE_CHECKING:
+    from lt_preprocess.curation.duplicates import DuplicateList
 
 RESULT_VERSION = 2
 """Raised when the same inputs, tokenizer and options give other bytes than in an earlier version."""
@@ -39,11 +49,15 @@ FIRST_PART_TOKENS, LARGEST_PART_TOKENS = 1 << 22, 1 << 28
 OnError = Literal["fail", "skip", "quarantine"]
 
 
+TokenType = Literal["uint16", "int32"]
+
+
 @dataclasses.dataclass(frozen=True)
 class Options:
     """What changes the result, besides the inputs and the tokenizer. `max_shard_bytes` is the most that a .bin may have.
 
-    The parts of a `stream` begin small and double.
+    The parts of a `stream` begin small and double. `template` makes the text of a document from several fields; `bos` is the
+    token that begins documents, None for none; `dtype` None is the smallest type for the vocabulary.
     """
 
     json_keys: tuple[str, ...] = ("text",)
@@ -55,6 +69,13 @@ class Options:
     stream: bool = False
     sample_by: SampleBy = "document"
     rules: Rules = NO_RULES
+    template: str | None = None
+    bos: int | None = None
+    max_document_tokens: int | None = None
+    limit_documents: int | None = None
+    limit_tokens: int | None = None
+    fim: FillInTheMiddle | None = None
+    dtype: TokenType | None = None
 
     def to_record(self) -> dict[str, Any]:
         """Leave out newer options that have their default, so that older fingerprints stay valid."""
@@ -73,7 +94,9 @@ class Options:
         return min(stated or LARGEST_PART_TOKENS, FIRST_PART_TOKENS << min(part, 32)) if self.stream else stated
 
 
-_NEWER = {"stream": False, "sample_by": "document"}
+_NEWER = {"stream": False, "sample_by": "document"} | dict.fromkeys(
+    ("template", "bos", "max_document_tokens", "limit_documents", "limit_tokens", "fim", "dtype")
+)
 """Options that older versions did not have, with their defaults."""
 
 
@@ -94,8 +117,19 @@ class Plan:
     rules_fingerprint: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     @property
+    def duplicates(self) -> "DuplicateList | None":
+        """The duplicates to remove. Raises as `DuplicateList`."""
+        path, options = self.options.rules.duplicates, self.options
+        if path is None:
+            return None
+        from lt_preprocess.curation.duplicates import DuplicateList
+        from lt_preprocess.curation.signature_files import Compared
+
+        return DuplicateList(path, self.sources, Compared(options.json_keys, options.sample_by, options.template))
+
+    @property
     def dtype(self) -> str:
-        return indexed_dataset.dtype_for(self.tokenizer.vocab_size).name
+        return self.options.dtype or indexed_dataset.dtype_for(self.tokenizer.vocab_size).name
 
     @property
     def eod(self) -> int | None:
@@ -105,9 +139,24 @@ class Plan:
     @property
     def eod_name(self) -> str:
         """The token that ends documents, as text."""
+        return "" if self.tokenizer.eod is None else self.name_of_token(self.tokenizer.eod)
+
+    def name_of_token(self, token: int) -> str:
+        """A special token as documents would spell it."""
         names = {number: name for name, number in self.tokenizer.special_tokens.items()}
-        eod = self.tokenizer.eod
-        return "" if eod is None else names.get(eod) or self.tokenizer.decode([eod]).decode("utf-8", "replace")
+        return names.get(token) or self.tokenizer.decode([token]).decode("utf-8", "replace")
+
+    @functools.cached_property
+    def recipe(self) -> recipes.Recipe:
+        """How the chunks of the inputs become documents."""
+        options = self.options
+        form = DocumentForm(np.dtype(self.dtype), options.bos, self.eod, options.max_document_tokens, options.fim)
+        return recipes.make(options.json_keys, options.template, form)
+
+    @property
+    def optional_fields(self) -> tuple[str, ...]:
+        """The fields of the template that documents need not fill."""
+        return () if self.options.template is None else text_template.parse(self.options.template).optional_fields
 
     @property
     def fingerprint(self) -> str | None:
@@ -164,10 +213,12 @@ def plan(
     output_prefix: str,
     options: Options,
     eod_token: str | None = None,
+    bos_token: str | None = None,
 ) -> Plan:
     """Check everything that can be checked before work begins. `files` is the tokenizer that the user called `given`.
 
-    `eod_token` names a special token that ends documents instead of the tokenizer's own choice.
+    `eod_token` names a special token that ends documents instead of the tokenizer's own choice, `bos_token` one that begins them
+    ("" for the tokenizer's own choice).
 
     Raises: NoInput for a missing input, BadData for a tokenizer that cannot be read, BadConfig when `append_eod` asks for a token
     that the tokenizer does not have, UsageError for options that contradict each other, CannotCreate for a directory that is not
@@ -177,6 +228,15 @@ def plan(
         raise UsageError("a key is given twice in --json-keys")
     if options.stream and len(options.json_keys) > 1:
         raise UsageError("--stream and several --json-keys", "a stream is of one key: start a command for each")
+    if options.max_document_tokens is not None:
+        if len(options.json_keys) > 1:
+            raise UsageError(
+                "--max-document-tokens and several --json-keys: their documents would not be the same", "start a command for each"
+            )
+        if options.fim is not None:
+            raise UsageError("--max-document-tokens and --fim-rate: a cut would part the middle from its prefix and suffix")
+    if options.template is not None:
+        text_template.parse(options.template)
     for key in options.json_keys:
         if "/" in key or not key:
             raise UsageError(f"--json-keys {key!r}: cannot be a part of a file name")
@@ -199,11 +259,21 @@ def plan(
     if empty := [source["path"] for source in sources or () if source.get("size_bytes") == 0]:
         more = f" and {len(empty) - 1:,} more" if len(empty) > 1 else ""
         warn(f"{empty[0]}{more}: empty: a failed copy, or no documents")
+    if bos_token is not None:
+        options = dataclasses.replace(options, bos=_bos(loaded, files, bos_token))
+    if options.fim is not None:
+        options = dataclasses.replace(options, fim=options.fim.resolved(loaded))
+    if options.dtype is not None and loaded.vocab_size - 1 > np.iinfo(options.dtype).max:
+        raise BadConfig(f"--dtype {options.dtype}: too small for the {loaded.vocab_size:,} entries of this tokenizer")
     prefix = _checked_prefix(output_prefix)
     if options.shard is not None:
         prefix = f"{prefix}-{options.shard.index:05d}-of-{options.shard.count:05d}"
     _check_that_no_input_is_an_output(paths, prefix, options)
-    return Plan(prefix, paths, sources, loaded, tokenizers.identity(files, tokenizer_path), options, options.rules.fingerprint())
+    identity = tokenizers.identity(files, tokenizer_path)
+    checked_plan = Plan(prefix, paths, sources, loaded, identity, options, options.rules.fingerprint())
+    if (duplicates := checked_plan.duplicates) is not None:
+        duplicates.check()
+    return checked_plan
 
 
 def _given_twice(paths: Sequence[str]) -> str | None:
@@ -222,10 +292,27 @@ def _given_twice(paths: Sequence[str]) -> str | None:
 def _end_with(tokenizer: Tokenizer, token: str, options: Options) -> None:
     if not options.append_eod:
         raise UsageError(f"--eod-token {token} ends no document without --append-eod")
+    tokenizer.eod = _special_token(tokenizer, token, "--eod-token")
+
+
+def _special_token(tokenizer: Tokenizer, token: str, option: str) -> int:
     if token not in tokenizer.special_tokens:
         similar = difflib.get_close_matches(token, tokenizer.special_tokens, 3) or list(tokenizer.special_tokens)[:3]
-        raise BadConfig(f"--eod-token {token}: not a special token of this tokenizer", f"for example {', '.join(similar)}")
-    tokenizer.eod = tokenizer.special_tokens[token]
+        raise BadConfig(f"{option} {token}: not a special token of this tokenizer", f"for example {', '.join(similar)}")
+    return tokenizer.special_tokens[token]
+
+
+def _bos(tokenizer: Tokenizer, files: TokenizerFiles, token: str) -> int:
+    """The token that begins documents; `token` is "" for the one that the tokenizer's files name."""
+    if token:
+        return _special_token(tokenizer, token, "--bos-token")
+    bos = beginning_of_document.find(files, tokenizer)
+    if bos is None:
+        raise BadConfig(
+            f"{files.name}: no beginning-of-document token is known for this tokenizer",
+            "name one of its special tokens with --bos-token, or leave --prepend-bos out",
+        )
+    return bos
 
 
 def _checked_prefix(prefix: str) -> str:

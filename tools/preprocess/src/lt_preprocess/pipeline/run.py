@@ -7,16 +7,15 @@ rest.
 
 import contextlib
 import dataclasses
+import itertools
 import re
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Self
-
-import numpy as np
+from typing import TYPE_CHECKING, Self
 
 from lt_preprocess.compiler import jit
-from lt_preprocess.curation.rules import NO_RULES, Curator
-from lt_preprocess.pipeline import assembly, encoding, journal, removals
+from lt_preprocess.curation.rules import NO_RULES
+from lt_preprocess.pipeline import encoding, journal, removals
 from lt_preprocess.pipeline.encoding import Encoded
 from lt_preprocess.pipeline.journal import Journal
 from lt_preprocess.pipeline.origin_rows import NOTHING_READ
@@ -31,6 +30,9 @@ from lt_preprocess.tokenizers.base import Encoder
 from lt_shared.console import BadData, NoInput, Progress, note, warn
 from lt_shared.contracts import manifest
 from lt_shared.data.indexed_dataset import Extent
+
+if TYPE_CHECKING:
+    from lt_preprocess.curation.curator import Curator
 
 JOURNAL_INTERVAL_SECONDS = 5.0
 MAX_SYNC_SHARE = 0.1
@@ -98,6 +100,7 @@ class _Run:
         if not self._state.is_last:
             self._tokenize(workers)
             self._report_bad_lines()
+            self._report_empty_fields()
             self._check_that_there_is_text()
             self._close_part(is_last=True)
         documents_made = sum(dataset.documents or 0 for dataset in self._made) // len(self._plan.options.json_keys)
@@ -118,20 +121,32 @@ class _Run:
 
     def _tokenize(self, workers: int) -> None:
         plan = self._plan
-        dtype = np.dtype(plan.dtype)
-        curator = None if plan.options.rules == NO_RULES else Curator(plan.options.rules)
+        curator = _curator(plan)
         encoders = _prepared_encoders(plan, workers)
         if curator is not None:
             jit.apart(curator.prepare)
         part = plan.options.shard or Slice()
         with Progress("tokenizing", inputs.total_bytes(plan.paths, part, plan.options.sample_by), "B") as progress:
             chunks = inputs.chunks(
-                plan.paths, part, self._state.position, progress.advance, plan.options.json_keys, plan.options.sample_by
+                plan.paths, part, self._state.position, progress.advance, plan.recipe.json_keys, plan.options.sample_by
             )
-            results = encoding.encode(chunks, encoders, plan.options.json_keys, plan.eod, dtype, curator)
+            results = encoding.encode(chunks, encoders, plan.recipe, curator)
             with contextlib.closing(results):
                 for encoded in results:
-                    self._take(encoded)
+                    if not self._take_within_limits(encoded):
+                        break
+
+    def _take_within_limits(self, encoded: Encoded) -> bool:
+        """Take a chunk, or its first documents; returns whether the limits allow more."""
+        options = self._plan.options
+        if options.limit_documents is None and options.limit_tokens is None:
+            self._take(encoded)
+            return True
+        documents = None if options.limit_documents is None else options.limit_documents - self._state.input_documents
+        tokens = None if options.limit_tokens is None else options.limit_tokens - self._state.tokens
+        limited = encoded.within(documents, tokens)
+        self._take(limited)
+        return limited is encoded
 
     def _take(self, encoded: Encoded) -> None:
         """Write the documents of a chunk into as many parts as needed, without documents that an earlier run wrote."""
@@ -167,6 +182,9 @@ class _Run:
             bad_lines=self._state.bad_lines + len(encoded.bad_lines),
             removed=removals.added(self._state.removed, encoded.removed.counts),
             reported=(*self._state.reported, *_named(encoded.bad_lines))[:REPORTED_LINES],
+            input_documents=self._state.input_documents + encoded.input_documents,
+            tokens=self._state.tokens + encoded.tokens,
+            empty_fields=_added(self._state.empty_fields, encoded),
         )
         if self._log.is_resumable and time.monotonic() >= self._next_sync_seconds:
             self._sync()
@@ -217,25 +235,50 @@ class _Run:
             count = self._state.bad_lines
             warn(f"{count:,} line{'s' if count > 1 else ''} left out; {len(self._state.reported)} named above")
 
+    def _report_empty_fields(self) -> None:
+        """Tell the user how many documents do not fill an optional field of the template."""
+        for field, count in zip(self._plan.optional_fields, self._state.empty_fields, strict=False):
+            if count:
+                note(f"{{{field}?}}: empty, null or missing in {count:,} of {self._state.input_documents:,} documents")
+
     def _check_that_there_is_text(self) -> None:
         """A shard may be empty: what counts there is that all shards are complete."""
         if self._state.part == 0 and self._plan.options.shard is None and not any(extent.tokens for extent in self._part.extents):
             names, count = _names(self._plan.paths), self._part.extents[0].documents
             if count == 0 and self._state.removed:
                 raise NoInput(f"{names}: every document was removed: {removals.in_words(self._state.removed)}", "relax the rules")
+            if count == 0 and self._plan.options.limit_tokens is not None:
+                raise NoInput(f"{names}: no document within --limit-tokens {self._plan.options.limit_tokens}", "raise the limit")
             if count == 0:
                 raise NoInput(f"{names}: no documents", "did the command that made the input fail?")
             keys, them = " or ".join(self._plan.options.json_keys), "1 document" if count == 1 else f"{count:,} documents"
             raise NoInput(f"{names}: {them}, all without text", f"is it right that the text is in {keys}?")
 
 
+def _curator(plan: Plan) -> "Curator | None":
+    if plan.options.rules == NO_RULES:
+        return None
+    # Loaded for runs with rules only: it takes 10 ms.
+    from lt_preprocess.curation.curator import Curator
+
+    return Curator(plan.options.rules, plan.duplicates)
+
+
 def _prepared_encoders(plan: Plan, workers: int) -> list[Encoder]:
     def prepare() -> list[Encoder]:
         json_batch.prepare()
-        assembly.prepare(plan.dtype)
+        plan.recipe.form.prepare()
         return [plan.tokenizer.new_encoder() for _ in range(workers)]
 
     return jit.apart(prepare)
+
+
+def _added(counts: tuple[int, ...], encoded: Encoded) -> tuple[int, ...]:
+    """The numbers of empty fields with those of a chunk."""
+    if encoded.empty_fields is None:
+        return counts
+    chunk_counts = encoded.empty_fields.sum(axis=0).tolist()
+    return tuple(sum(pair) for pair in itertools.zip_longest(counts, chunk_counts, fillvalue=0))
 
 
 def _check_kind(encoded: Encoded) -> None:

@@ -7,12 +7,16 @@ from lt_preprocess.pipeline.origin_rows import NOTHING_READ, InputLines
 from lt_preprocess.readers.chunks import BEGINNING, Position
 from lt_shared.data.indexed_dataset import Extent
 
+_NEWER_FIELDS: dict[str, Any] = {"removed": {}, "removed_before": {}, "input_documents": 0, "tokens": 0, "empty_fields": ()}
+
 
 @dataclasses.dataclass(frozen=True)
 class State:
     """The data on disk. Reading resumes at `position`, before which the input has `lines`.
 
-    The first `taken` documents after `position` have been written.
+    The first `taken` documents after `position` have been written. Before it there were `input_documents` documents, whose
+    `tokens` in the datasets of the keys together; `empty_fields` counts the documents that do not fill each optional field of the
+    template.
 
     `part` is being written. It has `extents`, one for each key, and `quarantine_bytes` and `origin_bytes` with these CRC-32, from
     the inputs with the indices `first_input` to `last_input` (None: from none yet); earlier parts had `bad_lines_before`, and
@@ -39,6 +43,9 @@ class State:
     is_closed: bool = False
     is_last: bool = False
     lines: InputLines = NOTHING_READ
+    input_documents: int = 0
+    tokens: int = 0
+    empty_fields: tuple[int, ...] = ()
 
     def with_input(self, number: int) -> "State":
         """Something of this input comes into the part."""
@@ -69,8 +76,8 @@ class State:
 
     @classmethod
     def from_record(cls, record: dict[str, Any]) -> Self:
-        # A journal of a version without rules has no removed documents.
-        record = {"removed": {}, "removed_before": {}} | record
+        # Earlier versions did not write all fields.
+        record = _NEWER_FIELDS | record
         fields = {field.name: record[field.name] for field in dataclasses.fields(cls)}
         return cls(
             **fields
@@ -81,6 +88,7 @@ class State:
                 "reported": tuple(fields["reported"]),
                 "removed": dict(fields["removed"]),
                 "removed_before": dict(fields["removed_before"]),
+                "empty_fields": tuple(fields["empty_fields"]),
             }
         )
 
@@ -91,6 +99,7 @@ class State:
         counts = [*self.position, *self.lines, self.taken, self.part, self.bad_lines_before]
         counts += [self.quarantine_bytes, self.quarantine_crc32, self.origin_bytes, self.origin_crc32]
         counts += [self.bad_lines, *inputs, self.text_bytes, *self.removed.values(), *self.removed_before.values()]
+        counts += [self.input_documents, self.tokens, *self.empty_fields]
         counts += [count for extent in self.extents for count in dataclasses.astuple(extent)]
         return (
             all(type(count) is int and count >= 0 for count in counts)

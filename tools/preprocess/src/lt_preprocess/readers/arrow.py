@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 
 from lt_preprocess.readers.arrow_rows import (
+    Columns,
     RowsChunk,
     WaitingRows,
     dictionary_indices,
     is_list,
     load_pyarrow,
     text_bytes_of_rows,
-    text_type,
 )
 from lt_preprocess.readers.byte_stream import READ_BYTES, ByteStream
 from lt_preprocess.readers.chunks import Position
@@ -73,12 +73,12 @@ def row_chunks(
     try:
         watched = _Watched(content if is_file else content.preceded_by(header))
         with pyarrow.ipc.open_stream(pyarrow.PythonFile(watched, mode="r")) as reader:
-            types = [text_type(source, reader.schema, key) for key in json_keys]
-            waiting = WaitingRows(source, start.input, json_keys, types)
+            columns = Columns(source, reader.schema, json_keys)
+            waiting = WaitingRows(source, start.input, json_keys, columns.types)
             for batch in reader:
                 begin, row = row, row + len(batch)
                 if row > start.offset:
-                    texts = batch.select(list(json_keys)).slice(max(start.offset - begin, 0))
+                    texts = columns.select(batch).slice(max(start.offset - begin, 0))
                     for array in texts.columns:
                         _check(array)
                     yield from waiting.add(texts, text_bytes_of_rows(texts), row - len(texts))

@@ -4,10 +4,11 @@ A document is a string, or a list of strings whose items become separate sequenc
 out for all keys, so that the keys' datasets have the same documents.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from lt_preprocess.texts import Lengths, Texts
 
@@ -17,6 +18,11 @@ class Column(NamedTuple):
 
     texts: Texts
     texts_per_document: Lengths
+
+    def without(self, is_excluded: npt.NDArray[np.bool_]) -> "Column":
+        """Copy the documents except those that `is_excluded` [documents] marks."""
+        texts = np.flatnonzero(np.repeat(is_excluded, self.texts_per_document))
+        return Column(self.texts.without(texts.tolist()), self.texts_per_document[~is_excluded])
 
 
 class BadLine(NamedTuple):
@@ -61,26 +67,38 @@ class ChunkLines(NamedTuple):
         """Return the line number in the chunk, from 0, of each document."""
         return np.delete(np.arange(self.total), self.left_out)
 
-    def runs(self, first: int, last: int) -> list[tuple[int, int]]:
-        """Return the first (document, line), from 0, of each run of documents `first` to before `last` on consecutive lines."""
-        if first == last or not self.left_out:
-            return [(first, first)] if first < last else []
-        lines = self.of_documents()[first:last]
-        begins = np.flatnonzero(np.diff(lines, prepend=-2) != 1)
-        return list(zip((begins + first).tolist(), lines[begins].tolist(), strict=True))
-
     def without(self, documents: Iterable[int]) -> "ChunkLines":
         """Also exclude the lines of `documents`."""
         removed_lines = self.of_documents()[list(documents)]
         return self._replace(left_out=sorted([*self.left_out, *removed_lines.tolist()]))
 
+    def before(self, line: int) -> "ChunkLines":
+        """The first `line` lines."""
+        return ChunkLines(self.offset, line, [number for number in self.left_out if number < line])
+
 
 class Batch(NamedTuple):
-    """A chunk's documents, in order: one column per key, with equal numbers of documents."""
+    """A chunk's documents, in order: one column per key, with equal numbers of documents.
+
+    `empty_fields` bool [documents, optional fields of the template]: which fields a document does not fill, if there is a
+    template.
+    """
 
     columns: list[Column]
     bad_lines: list[BadLine]
     lines: ChunkLines
+    empty_fields: npt.NDArray[np.bool_] | None = None
+
+    def without(self, documents: Collection[int]) -> "Batch":
+        """Copy the batch except for some documents and their lines."""
+        is_excluded = np.zeros(len(self.columns[0].texts_per_document), np.bool_)
+        is_excluded[list(documents)] = True
+        return Batch(
+            [column.without(is_excluded) for column in self.columns],
+            self.bad_lines,
+            self.lines.without(documents),
+            None if self.empty_fields is None else self.empty_fields[~is_excluded],
+        )
 
 
 def location(source: str, line: int | None, offset: int) -> str:

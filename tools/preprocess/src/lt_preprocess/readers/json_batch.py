@@ -5,7 +5,7 @@ Lines that the scan does not understand go to a JSON parser one by one; those th
 
 import numpy as np
 
-from lt_preprocess.readers import json_line, json_scan, utf8
+from lt_preprocess.readers import json_line, json_scan, text_keys, utf8
 from lt_preprocess.readers.batch import BadLine, Batch, ChunkLines, Column
 from lt_preprocess.readers.chunks import Lines
 from lt_preprocess.readers.json_scan import Keys, ScanResults
@@ -59,7 +59,7 @@ def _chunk_lines(lines: Lines, results: ScanResults, bad: list[int]) -> ChunkLin
 
 
 def _packed(json_keys: tuple[str, ...]) -> Keys:
-    encoded = [key.encode() for key in json_keys]
+    encoded = [text_keys.name_of(key).encode() for key in json_keys]
     return Keys(np.frombuffer(bytearray(b"".join(encoded)), np.uint8), np.cumsum([0, *map(len, encoded)]))
 
 

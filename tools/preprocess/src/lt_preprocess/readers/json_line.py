@@ -11,6 +11,8 @@ from typing import Any
 
 import orjson
 
+from lt_preprocess.readers import text_keys
+
 NAMED_KEYS = 8
 NO_OBJECT_REASONS = ("not JSON", "not usable JSON", "not a JSON object", "invalid UTF-8")
 """How the reasons of lines begin that hold no JSON object at all."""
@@ -29,9 +31,9 @@ def texts_of(line: bytes, json_keys: tuple[str, ...]) -> list[list[bytes]]:
 
 
 def _texts_of(record: dict[str, Any], key: str) -> list[bytes]:
-    if key not in record:
+    value = text_keys.value_of(record, key)
+    if value is text_keys.MISSING:
         raise Unusable(missing_key(key, record))
-    value = record[key]
     texts = value if isinstance(value, list) else [value]
     if not all(isinstance(text, str) for text in texts):
         raise Unusable(wrong_type(key, value))
@@ -79,13 +81,13 @@ def _utf8(text: str) -> bytes:
 
 def wrong_type(key: str, value: Any) -> str:
     """Why the value of a key is no text."""
-    return f"{key!r} is {_json_type(value)}, expected a string or a list of strings"
+    return f"{text_keys.name_of(key)!r} is {_json_type(value)}, expected a string or a list of strings"
 
 
 def missing_key(key: str, record: Iterable[str]) -> str:
     """Say that a record has no such key, and which keys it has."""
     present_keys = ", ".join(repr(name)[:40] for name in list(record)[:NAMED_KEYS])
-    return f"no key {key!r}" + (f", it has {present_keys}" if present_keys else "")
+    return f"no key {text_keys.name_of(key)!r}" + (f", it has {present_keys}" if present_keys else "")
 
 
 def _json_type(value: Any) -> str:

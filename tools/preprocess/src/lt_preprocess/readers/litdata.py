@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from lt_preprocess.readers import arrow
+from lt_preprocess.readers import arrow, text_keys
 from lt_preprocess.readers.byte_stream import READ_BYTES, ByteStream
 from lt_preprocess.readers.chunks import Chunk, Position
 from lt_preprocess.readers.decompression import decompressed
@@ -147,18 +147,21 @@ def unframed(source: str, content: ByteStream) -> ByteStream:
 
 
 def _records(source: str, content: ByteStream, layout: Layout, json_keys: Sequence[str]) -> Iterator[Record]:
+    names = text_keys.names(json_keys)
     for values in items(source, content, layout):
         if layout.names == [None]:
             yield TextRecord(values[0])
         else:
             by_name = zip(layout.names, values, strict=True)
-            yield FieldsRecord({name: value for name, value in by_name if name is not None and name in json_keys})
+            yield FieldsRecord({name: value for name, value in by_name if name is not None and name in names})
 
 
 def _check_keys(source: str, layout: Layout, json_keys: Sequence[str]) -> None:
     formats = dict(zip(layout.names, layout.formats, strict=True))
-    for key in json_keys:
+    for key in text_keys.names(json_keys):
         data_format = formats.get(None, formats.get(key))
+        if data_format is None and key not in json_keys:
+            continue
         if data_format is None:
             names = ", ".join(repr(name) for name in layout.names)
             raise BadData(f"{source}: no value {key!r}; there are {names}", "--json-keys names the value of text")

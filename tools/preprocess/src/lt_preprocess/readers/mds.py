@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import orjson
 
+from lt_preprocess.readers import text_keys
 from lt_preprocess.readers.byte_stream import ByteStream
 from lt_preprocess.readers.records import FieldsRecord, JsonRecord, Record
 from lt_shared.console import BadData
@@ -92,7 +93,8 @@ def records(source: str, content: ByteStream, json_keys: Sequence[str]) -> Itera
     """Yield the samples of a shard. Raises BadData for a column that is not there or holds no text, and for damage."""
     shard = open_shard(source, content)
     encodings = {column.name: column.encoding for column in shard.columns}
-    for key in json_keys:
+    names = [key for key in text_keys.names(json_keys) if key in encodings or key in json_keys]
+    for key in names:
         if key not in encodings:
             raise BadData(
                 f"{source}: no column {key!r}; there are {', '.join(encodings)}", "--json-keys names the column of text"
@@ -102,8 +104,8 @@ def records(source: str, content: ByteStream, json_keys: Sequence[str]) -> Itera
                 f"{source}: column {key!r} is of type {encodings[key]}, expected str or json",
                 "lt-preprocess import takes token ids as they are",
             )
-    has_json = any(encodings[key] == "json" for key in json_keys)
-    for values in samples(source, content, shard, json_keys):
+    has_json = any(encodings[key] == "json" for key in names)
+    for values in samples(source, content, shard, names):
         yield JsonRecord(_object(values, encodings)) if has_json else FieldsRecord(values)
 
 

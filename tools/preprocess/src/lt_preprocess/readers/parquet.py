@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import IO, Any
 
 from lt_preprocess.readers import chunks
-from lt_preprocess.readers.arrow_rows import RowsChunk, WaitingRows, load_pyarrow, text_bytes_of_rows, text_type
+from lt_preprocess.readers.arrow_rows import Columns, RowsChunk, WaitingRows, load_pyarrow, text_bytes_of_rows
 from lt_preprocess.readers.chunks import Position
 from lt_preprocess.texts import Lengths
 from lt_shared.console import BadData
@@ -39,9 +39,9 @@ def row_chunks(
 def _row_chunks(
     source: str, file: Any, json_keys: Sequence[str], start: Position, size_bytes: int, advance: Callable[[int], None]
 ) -> Iterator[RowsChunk]:
-    types = [text_type(source, file.schema_arrow, key) for key in json_keys]
+    columns = Columns(source, file.schema_arrow, json_keys)
     advanced = functools.partial(_share, size_bytes, file.metadata.num_rows)
-    waiting = WaitingRows(source, start.input, json_keys, types)
+    waiting = WaitingRows(source, start.input, json_keys, columns.types)
     step = _Step()
     first_row = 0
     for group in range(file.num_row_groups):
@@ -49,7 +49,7 @@ def _row_chunks(
         begin = min(max(start.offset - first_row, 0), group_rows)
         advance(advanced(first_row + begin) - advanced(first_row))
         row = first_row + begin
-        for batch, row_bytes in _batches(file, group, json_keys, begin, step):
+        for batch, row_bytes in _batches(file, group, columns, begin, step):
             yield from waiting.add(batch, row_bytes, row)
             advance(advanced(row + len(batch)) - advanced(row))
             row += len(batch)
@@ -74,14 +74,15 @@ class _Step:
         self.rows = max(1, min(fitting, self.rows * GROWTH, MOST_ROWS))
 
 
-def _batches(file: Any, group: int, json_keys: Sequence[str], begin: int, step: _Step) -> Iterator[tuple[Any, Lengths]]:
+def _batches(file: Any, group: int, columns: Columns, begin: int, step: _Step) -> Iterator[tuple[Any, Lengths]]:
     """The rows of a row group from `begin` on, decoded a few at a time, and the bytes of text in each.
 
     pyarrow looks at the reader's batch size before every batch (seen in 15 and 26), so the number of rows follows their sizes.
     """
     next_row = 0
-    for batch in file.iter_batches(step.rows, [group], list(json_keys), use_threads=False):
-        first, next_row = next_row, next_row + len(batch)
+    for table in file.iter_batches(step.rows, [group], columns.names, use_threads=False):
+        first, next_row = next_row, next_row + len(table)
+        batch = columns.select(table)
         row_bytes = text_bytes_of_rows(batch)
         if len(batch):
             step.adapt(row_bytes)

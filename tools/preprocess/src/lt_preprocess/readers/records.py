@@ -12,7 +12,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from lt_preprocess.readers import chunks, json_line
+from lt_preprocess.readers import chunks, json_line, text_keys
 from lt_preprocess.readers.batch import BadLine, Batch, ChunkLines, Column
 from lt_preprocess.readers.chunks import Chunk, Position
 from lt_preprocess.texts import Texts
@@ -59,9 +59,12 @@ class FieldsRecord(Record):
         self.size_bytes = sum(len(value) for value in fields.values() if value is not None)
 
     def texts(self, json_key: str) -> list[bytes]:
-        if json_key not in self._fields:
+        name = text_keys.name_of(json_key)
+        value = self._fields.get(name)
+        if value is None and text_keys.is_optional(json_key):
+            return []
+        if name not in self._fields:
             raise json_line.Unusable(json_line.missing_key(json_key, self._fields))
-        value = self._fields[json_key]
         if value is None:
             raise json_line.Unusable(json_line.wrong_type(json_key, None))
         return [value] if value else []

@@ -13,7 +13,7 @@ import tarfile
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from lt_preprocess.readers import chunks, json_line
+from lt_preprocess.readers import chunks, json_line, text_keys
 from lt_preprocess.readers.byte_stream import READ_BYTES, ByteStream
 from lt_preprocess.readers.decompression import RECOGNISED_BYTES, decompressed, decompressor_for
 from lt_preprocess.readers.paths import without_compression
@@ -57,7 +57,8 @@ class Sample(Record):
         return extension in self._contents or extension in self._passed_over
 
     def texts(self, json_key: str) -> list[bytes]:
-        extensions = (json_key, *_TEXT_EXTENSIONS) if json_key == "text" else (json_key,)
+        key = text_keys.name_of(json_key)
+        extensions = (key, *_TEXT_EXTENSIONS) if key == "text" else (key,)
         for extension in extensions:
             if extension in self._contents:
                 return [self._contents[extension]] if self._contents[extension] else []
@@ -66,8 +67,10 @@ class Sample(Record):
                 return JsonRecord(self._contents["json"]).texts(json_key)
             except json_line.Unusable as unusable:
                 raise json_line.Unusable(f"sample {self._name!r}: {unusable}") from None
+        if text_keys.is_optional(json_key):
+            return []
         extensions_there = ", ".join([*self._contents, *self._passed_over][: json_line.NAMED_KEYS])
-        raise json_line.Unusable(f"sample {self._name!r}: no text {json_key!r} among its files: {extensions_there}")
+        raise json_line.Unusable(f"sample {self._name!r}: no text {key!r} among its files: {extensions_there}")
 
     def raw(self) -> bytes:
         return b"\n".join(self._contents.values())

@@ -8,7 +8,7 @@ import csv
 import io
 from collections.abc import Iterator, Sequence
 
-from lt_preprocess.readers import chunks
+from lt_preprocess.readers import chunks, text_keys
 from lt_preprocess.readers.byte_stream import ByteStream
 from lt_preprocess.readers.paths import is_text, without_compression
 from lt_preprocess.readers.records import FieldsRecord, Record, UnusableRecord
@@ -46,7 +46,7 @@ def records(source: str, content: ByteStream, start: bytes, json_keys: Sequence[
     reader = csv.reader(_lines(content), delimiter=separator, strict=True)
     try:
         names = next(reader)
-        if repeated := next((name for name in json_keys if names.count(name) > 1), None):
+        if repeated := next((name for name in text_keys.names(json_keys) if names.count(name) > 1), None):
             raise BadData(f"{source}: {names.count(repeated)} columns are called {repeated!r}", "rename all but one of them")
         for row in reader:
             if row:
@@ -61,7 +61,8 @@ def records(source: str, content: ByteStream, start: bytes, json_keys: Sequence[
 def _record(row: list[str], names: list[str], json_keys: Sequence[str]) -> Record:
     if len(row) != len(names):
         return UnusableRecord(f"{len(row)} fields, the first row has {len(names)}", _bytes(",".join(row)))
-    return FieldsRecord({name: _bytes(value) for name, value in zip(names, row, strict=True) if name in json_keys})
+    read_names = text_keys.names(json_keys)
+    return FieldsRecord({name: _bytes(value) for name, value in zip(names, row, strict=True) if name in read_names})
 
 
 def _lines(content: ByteStream) -> Iterator[str]:
@@ -83,7 +84,7 @@ def _separator(source: str, start: bytes, json_keys: Sequence[str]) -> str:
         if _has_keys(_header(start, separator), json_keys):
             return separator
     names = max((_header(start, separator) for separator in SEPARATORS), key=len)
-    missing = next(key for key in json_keys if key not in names)
+    missing = next(key for key in text_keys.names(json_keys) if key not in names)
     raise BadData(
         f"{source}: no column {missing!r} in the first row, which has {', '.join(repr(name)[:40] for name in names[:8])}",
         "--json-keys names the column that has the text; a table needs a first row with the names of its columns",
@@ -99,4 +100,5 @@ def _header(start: bytes, separator: str) -> list[str]:
 
 
 def _has_keys(names: Sequence[str], json_keys: Sequence[str]) -> bool:
-    return all(key in names for key in json_keys)
+    required = text_keys.required(json_keys)
+    return all(key in names for key in required) and any(key in names for key in text_keys.names(json_keys))

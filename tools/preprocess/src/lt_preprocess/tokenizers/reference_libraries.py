@@ -146,7 +146,7 @@ class HuggingFace(_Noting):
             raise BadData(f"{path}: its vocabulary has ids up to {self.vocab_size - 1:,}")
         self._added = dict(self._tokenizer.get_added_tokens_decoder())
         self.special_tokens = {token.content: number for number, token in self._added.items() if token.special}
-        self.eod = json_models.end_of_document_id(path, ids, self.special_tokens, files.companions)
+        self.eod = json_models.end_of_document_id(path, ids, self.special_tokens, files.configuration().eos_token)
         self._bytes: Mapping[int, bytes] | None = None
 
     def new_encoder(self) -> HuggingFaceEncoder:

@@ -11,9 +11,9 @@ from lt_shared.console import BadData
 from lt_shared.models.presets import preset
 from lt_train.config.settings.model import experts, latent_attention
 from lt_train.importers import evaluation, megatron_latents, muon, routing
-from lt_train.importers.bridge import data, initialization, mup, precision, providers, start
+from lt_train.importers.bridge import data, initialization, mup, precision, providers, recipe, start
 from lt_train.importers.bridge.objects import drop_functions, plain
-from lt_train.importers.effects import Effect
+from lt_train.importers.effects import OFF, Effect
 from lt_train.importers.layer_style import EVERYTHING, FUSED_GELU, SEES_EVERYTHING, complete, drop_scaling, drop_stored_otherwise
 from lt_train.importers.ledger import Ledger, Translation, options
 from lt_train.importers.megatron.recomputation import carry_recompute_modules
@@ -144,7 +144,7 @@ def translate(values: dict[str, Any], source: str = SOURCE) -> Translation:
     ledger = Ledger(source, values, row=row, defaults=upstream_options("megatron_bridge"))
     mup.drop_derived(ledger)
     for key, value in NEUTRAL.items():
-        if values.get(key) == value:
+        if values.get(key) == value and providers.PRESET not in values:
             ledger.drop(key, MEGATRONS)
     _objects(ledger)
     drop_functions(ledger)
@@ -190,6 +190,7 @@ def translate(values: dict[str, Any], source: str = SOURCE) -> Translation:
 def _preset(ledger: Ledger) -> None:
     """Take lt-train's preset of a published model. Experts are balanced by the auxiliary loss, or not at all."""
     ledger.carry("model.preset", "model")
+    _refuse_other_parts(ledger)
     if not preset(str(ledger.get("model"))).num_experts:
         for name in ("moe_aux_loss_coeff", "moe_router_load_balancing_type", "moe_token_drop_policy"):
             ledger.drop(f"model.{name}", "the model has no experts")
@@ -200,6 +201,21 @@ def _preset(ledger: Ledger) -> None:
         ledger.drop("model.moe_router_load_balancing_type", "--moe-aux-loss-coeff says it")
     if kind == "none":
         ledger.set("moe_aux_loss_coeff", 0.0, "model.moe_router_load_balancing_type")
+
+
+def _refuse_other_parts(ledger: Ledger) -> None:
+    """Drop what differs from the published model and no option says: a part switched off, or set to the trainer's default."""
+    for key in [key for key in ledger.remaining_keys() if key.startswith("model.")]:
+        name, value, table_row = key.removeprefix("model."), ledger.peek(key), row(key)
+        is_harmless = name in (*recipe.OF_TRAINING, *recipe.OF_LAYOUT) or (
+            table_row and table_row.effect not in (Effect.MODEL, Effect.RUN)
+        )
+        is_carried = key in CARRIED and name not in EXPERT_OPTIONS and value not in (None, False)
+        if not is_harmless and not is_carried and (value in OFF or ledger.is_default(key, value)):
+            ledger.take(key)
+            ledger.drop_value(
+                key, str(value), f"{ledger.get('model')} has another, and lt-train no option for this", Effect.MODEL
+            )
 
 
 def _objects(ledger: Ledger) -> None:

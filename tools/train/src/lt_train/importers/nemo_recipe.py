@@ -37,6 +37,10 @@ DATA_DEFAULTS = {"seq_length": 2048, "micro_batch_size": 4, "global_batch_size":
 SPLIT = "900,50,50"
 SCHEDULE_DEFAULTS = {"warmup_steps": 750, "constant_steps": 80000, "min_lr": 6e-5}
 SCHEDULES = {"CosineAnnealingScheduler": "cosine"}
+# Classes whose layers NeMo changes by code, where lt-train's preset stands for the published model.
+PUBLISHED = {"Gemma2Config2B": "gemma2-2b", "Gemma2Config9B": "gemma2-9b", "Gemma2Config27B": "gemma2-27b"}
+# Gemma2DotProductAttention gives the window to the 2nd, 4th, ... layer, the published model to the 1st, 3rd, ...
+OTHER_WINDOWS = "in the layers 2, 4, 6, ..."
 # Arguments of Lightning's trainer that change no step, at any value.
 OF_MACHINES = (
     *("accelerator", "devices", "num_nodes", "use_distributed_sampler", "limit_test_batches", "logger", "strategy", "plugins"),
@@ -75,6 +79,8 @@ def values_of(configuration: Configuration, carried: Collection[str]) -> dict[st
         del others["accumulate_grad_batches"]
     if strategy.get("fsdp") is not None:
         others["fsdp"] = strategy["fsdp"]
+    if strategy.get("setup_optimizers") is False:
+        others["setup_optimizers"] = False
     if others:
         values["trainer"] = others
     if tree.get("peft") is not None:
@@ -113,7 +119,27 @@ def _model(
     if instance is not None:
         recipe.leave_out_defaults(configuration, carried, "model", instance, settings)
     layout = {name: strategy[name] for name in OF_STRATEGY if strategy.get(name) is not None}
+    package, _, name = str(settings.get("_target_")).rpartition(".")
+    preset = PUBLISHED.get(name)
+    if preset and package.startswith("nemo.") and instance is not None:
+        settings = _changes(configuration, instance, settings, _part(tree, "data").get("seq_length"))
+        settings |= {"_target_": recipe.PROVIDER, "preset": preset}
     return {**settings, **layout}
+
+
+def _changes(configuration: Configuration, instance: Instance, settings: dict[str, Any], length: Any) -> dict[str, Any]:
+    """Return what a recipe has changed in a published model, and what trains it."""
+    defaults = configuration.tree.defaults(instance)
+    window = defaults.get("window_size")
+    changes = {
+        name: value
+        for name, value in settings.items()
+        if name in recipe.OF_TRAINING or name not in defaults or value != defaults[name]
+    }
+    changes.pop("seq_length", None)
+    if not (isinstance(window, list | tuple) and isinstance(length, int) and length <= window[0]):
+        changes["window_attn_skip_freq"] = OTHER_WINDOWS
+    return changes
 
 
 def _length(trainer: Mapping[str, Any]) -> Any:
@@ -185,12 +211,29 @@ def _checkpoint(tree: Mapping[str, Any]) -> dict[str, Any]:
         checkpoints = log.get("ckpt")
         values["save_interval"] = checkpoints.get("every_n_train_steps") if isinstance(checkpoints, dict) else None
     if isinstance(resume, dict):
-        restored = resume.get("restore_config")
-        start = restored.get("path") if isinstance(restored, dict) else restored
-        values["pretrained_checkpoint"] = start or resume.get("resume_from_path") or resume.get("resume_from_directory")
+        values |= _start(resume)
     elif resume is not None:
         values["pretrained_checkpoint"] = resume
+    if _part(_part(tree, "trainer"), "strategy").get("ckpt_load_optimizer") is False:
+        values["load_optim"] = False
     return values
+
+
+def _start(resume: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the checkpoint that AutoResume takes: all of that to resume from, or else the weights of that to restore."""
+    if resume.get("resume_from_path") is not None:
+        return {"load": resume["resume_from_path"]}
+    values: dict[str, Any] = {}
+    if resume.get("resume_from_directory") is not None and resume.get("resume_if_exists") is not False:
+        values["load"] = resume["resume_from_directory"]
+    restored = resume.get("restore_config")
+    if not isinstance(restored, dict):
+        return values if restored is None else {**values, "pretrained_checkpoint": restored}
+    # RestoreConfig's defaults: the weights without the optimizer.
+    others = {f"restore_{name}": restored[name] for name in ("load_optim_state",) if restored.get(name)}
+    if restored.get("load_model_state") is False:
+        others["restore_load_model_state"] = False
+    return {**values, "pretrained_checkpoint": restored.get("path"), **others}
 
 
 def _callbacks(callbacks: Any) -> list[str]:

@@ -28,7 +28,11 @@ HAN = 8
 PUNCTUATION = 6
 """For DeepSeek's pattern, which asks for no case: punctuation and symbols. OTHER is then what is none of all these classes."""
 IDEOGRAPH = 7
-"""For DeepSeek's pattern: the characters that its second split cuts out."""
+"""For DeepSeek's pattern: the letters and marks that its second split cuts out, in runs; ..."""
+SIGN = 8
+"""... the punctuation and symbols among them, such as the dot between Japanese words, which the third split cuts apart; ..."""
+STRAY = 9
+"""... and the unassigned code points among them, which the third split cuts apart or joins with the letters after them."""
 _DEEPSEEK_IDEOGRAPHS = ((0x3040, 0x30FF), (0x4E00, 0x9FA5))
 
 _RANGES = (
@@ -66,6 +70,7 @@ def table(pattern: int = pattern_codes.GPT2) -> npt.NDArray[np.uint8]:
         for first, last in _code_points(unicode_ranges.PUNCTUATION_AND_SYMBOLS):
             classes[first : last + 1] = PUNCTUATION
         for first, last in _DEEPSEEK_IDEOGRAPHS:
-            classes[first : last + 1] = IDEOGRAPH
+            cut_out = classes[first : last + 1]
+            cut_out[:] = np.select([cut_out == LETTER, cut_out == PUNCTUATION], [IDEOGRAPH, SIGN], STRAY)
     classes[[0x0A, 0x0D]] = NEWLINE
     return classes

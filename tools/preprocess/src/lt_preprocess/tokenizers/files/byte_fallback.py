@@ -6,7 +6,6 @@ the decoder undoes this. Two spellings put a space before texts: a Prepend (befo
 (not before a space, and with the scheme `first` only at the start of a document).
 """
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +34,7 @@ _STRIP = {"type": "Strip", "content": " ", "start": 1, "stop": 0}
 _PREFIXES = {"never": NO_PREFIX, "always": PREFIX_BEFORE_TEXT, "first": PREFIX_FIRST}
 
 
-def read(path: Path, content: dict[str, Any], companions: Sequence[Path]) -> Vocabulary:
+def read(path: Path, content: dict[str, Any], eos_token: str | None) -> Vocabulary:
     """Raises Unrecognised for what only the library covers, BadData for a file that is malformed."""
     model = content["model"]
     if model.get("ignore_merges"):
@@ -51,7 +50,7 @@ def read(path: Path, content: dict[str, Any], companions: Sequence[Path]) -> Voc
         _merges(path, model["merges"], ids, byte_ids, cuts),
         whole_pieces={},
         vocab_size=max(numbers.values()) + 1,
-        eod=json_models.end_of_document_id(path, numbers, {token.content for token in added if token.is_special}, companions),
+        eod=json_models.end_of_document_id(path, numbers, {token.content for token in added if token.is_special}, eos_token),
         tokens={number: token.encode() for token, number in ids.items()},
         added_tokens=tuple(added),
         space_prefix=prefix,

@@ -14,11 +14,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from lt_preprocess.tokenizers.files import json_files
+from lt_preprocess.tokenizers.files import class_recipes, json_files
 from lt_preprocess.tokenizers.split_patterns import QWEN2
 from lt_shared import memory
 from lt_shared.console import BadData
 from lt_shared.tokenizers.byte_symbols import BYTE_OF_SYMBOL
+from lt_shared.tokenizers.configuration import prepend_scheme
 from lt_shared.tokenizers.tokenizer_files import TokenizerFiles
 
 _ENDS = dict.fromkeys(("bos_token", "eos_token", "unk_token"), "<|endoftext|>")
@@ -84,38 +85,22 @@ _RULES = {
     "FNetTokenizer": ClassRules(tokens=_BERT | _BERT_ENDS | {"unk_token": "<unk>", "pad_token": "<pad>"}, rebuilds=False),
     "ConvBertTokenizer": ClassRules(tokens=_BERT, rebuilds=False),
 }
-# They add a space or a token of their own to texts, lower the case, spell bytes by other ids, or look for phrases.
+# They add a space or a token of their own to texts, lower the case, spell bytes by other ids, look for phrases, or read no
+# tokenizer.json at all.
 _REFUSED = frozenset(
     [
         *("BlenderbotTokenizer", "CLIPTokenizer", "NougatTokenizer", "LukeTokenizer", "LayoutLMv3Tokenizer", "Tipsv2Tokenizer"),
         *("ByT5Tokenizer", "MyT5Tokenizer", "CanineTokenizer", "PerceiverTokenizer", "DiaTokenizer", "EsmcTokenizer"),
-    ]
-)
-_CLASS_OF_MODEL = {
-    **dict.fromkeys(("gpt2", "gpt_neo", "gptj", "opt", "phi", "starcoder2", "dbrx", "codegen"), "GPT2Tokenizer"),
-    **dict.fromkeys(("gpt_neox", "mpt", "olmo", "olmoe", "mamba", "mamba2", "falcon_mamba", "rwkv", "xlstm"), "GPTNeoXTokenizer"),
-    **dict.fromkeys(("roberta", "bart", "longformer", "data2vec-text", "ibert", "led", "mvp", "mega", "mra"), "RobertaTokenizer"),
-    "whisper": "WhisperTokenizer",
-    **dict.fromkeys(("qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "qwen3_next"), "Qwen2Tokenizer"),
-    **dict.fromkeys(("qwen3_5", "qwen3_5_moe", "qwen3_5_text", "qwen3_5_moe_text"), "Qwen3_5Tokenizer"),
-    **dict.fromkeys(("cohere", "cohere2"), "CohereTokenizer"),
-    "deberta": "DebertaTokenizer",
-    "blenderbot": "BlenderbotTokenizer",
-    "clip": "CLIPTokenizer",
-    "nougat": "NougatTokenizer",
-    "luke": "LukeTokenizer",
-    "fnet": "FNetTokenizer",
-}
-# For these model types, AutoTokenizer ignores the class in tokenizer_config.json and takes the class registered above, ...
-_OWN_CLASS = frozenset(["qwen2", "qwen3_5", "qwen3_5_moe", "qwen3_5_moe_text"])
-# ... and the file's rules for these.
-_FILE_RULES = frozenset(
-    [
-        *("phi3", "phi3_v", "phimoe", "olmo2", "olmo3", "olmo_hybrid", "flex_olmo", "glm", "glm4", "glm4_moe", "glm4_moe_lite"),
-        *("granite", "granitemoe", "granitemoehybrid", "granitemoeshared", "gpt_bigcode", "stablelm", "persimmon", "fuyu"),
-        *("mistral", "mistral3", "ministral", "ministral3", "mixtral", "pixtral", "voxtral", "internlm2", "internlm3", "jamba"),
-        *("modernbert", "modernbert-decoder", "nemotron", "minicpm3", "minimax_m2", "mimo_v2_flash", "arctic", "ernie4_5"),
-        *("ernie4_5_moe", "kimi_linear", "kimi_k25", "smolvlm", "llava", "llava_next", "molmo", "hyperclovax", "umt5"),
+        *("BartphoTokenizer", "BertGenerationTokenizer", "BertJapaneseTokenizer", "BertweetTokenizer", "BioGptTokenizer"),
+        *("BlenderbotSmallTokenizer", "ClvpTokenizer", "CpmTokenizer", "CpmAntTokenizer", "CTRLTokenizer", "EsmTokenizer"),
+        *("FlaubertTokenizer", "FSMTTokenizer", "GPTNeoXJapaneseTokenizer", "GPTSw3Tokenizer", "M2M100Tokenizer"),
+        *("MarianTokenizer", "MgpstrTokenizer", "PhobertTokenizer", "PLBartTokenizer", "ProphetNetTokenizer"),
+        *("RoCBertTokenizer", "SiglipTokenizer", "Speech2TextTokenizer", "SpeechT5Tokenizer", "TapasTokenizer"),
+        *("VitsTokenizer", "Wav2Vec2CTCTokenizer", "XLMTokenizer", "BigBirdTokenizer", "CodeLlamaTokenizer"),
+        *("FunnelTokenizer", "HerbertTokenizer", "LasrTokenizer", "LayoutLMv2Tokenizer", "LayoutXLMTokenizer"),
+        *("MarkupLMTokenizer", "MLukeTokenizer", "OpenAIGPTTokenizer", "ReformerTokenizer", "RemBertTokenizer"),
+        *("RoFormerTokenizer", "SeamlessM4TTokenizer", "Siglip2Tokenizer", "SplinterTokenizer", "UdopTokenizer"),
+        *("VideoPrismTokenizer", "XGLMTokenizer"),
     ]
 )
 _MISTRAL_MODELS = ("mistral", "mistral3", "voxtral", "ministral", "pixtral", None)
@@ -130,8 +115,9 @@ def check(files: TokenizerFiles) -> None:
     model = json_files.read_object(path) if path.is_file() else {}
     config = json_files.configuration(files.companions)
     has_fix = config.get("fix_mistral_regex") is True and path.is_file() and _is_old_mistral(model)
-    name = _class_name(configured.class_name, model.get("model_type"))
-    if config.get("auto_map") or not (has_fix or name in _RULES or name in _REFUSED):
+    name = configured.class_name
+    has_rules = name in _RULES or name in class_recipes.NAMES or name == "LlamaTokenizer"
+    if config.get("auto_map") or not (has_fix or has_rules or name in _REFUSED):
         return
     tokenizer = _read_tokenizer(files.files[0])
     pattern = _pattern(tokenizer.get("pre_tokenizer"))
@@ -150,6 +136,8 @@ def check(files: TokenizerFiles) -> None:
         )
     if name in _RULES:
         _check_rules(files.files[0], tokenizer, pattern, name, config, new)
+    elif name is not None and has_rules:
+        _check_recipe(files.files[0], tokenizer, name, config, new)
 
 
 def _read_tokenizer(path: Path) -> dict[str, Any]:
@@ -190,11 +178,32 @@ def _check_rules(
         )
 
 
+def _check_recipe(path: Path, tokenizer: Mapping[str, Any], name: str, config: Mapping[str, Any], new: str) -> None:
+    """Raise BadData if class `name` replaces a rule of `tokenizer` that is not a byte-level BPE."""
+    try:
+        if name == "LlamaTokenizer":
+            # `directories` gives the file the class's rule about the space before texts.
+            model = _model(tokenizer)
+            is_known = model.get("byte_fallback") is True and not model.get("ignore_merges")
+            deviation = None if is_known and prepend_scheme(tokenizer) else "its rules"
+        else:
+            deviation = class_recipes.deviation(name, config, tokenizer)
+    except (KeyError, TypeError, AttributeError, IndexError, RecursionError):
+        return
+    if deviation is not None:
+        raise BadData(
+            f"{path}: {name} of transformers 5 replaces {deviation}: the ids would differ",
+            "set tokenizer_class to TokenizersBackend in tokenizer_config.json to encode as the file says, or "
+            f'python -c "import transformers; {new}" and --tokenizer NEW',
+        )
+
+
 def _cuts_alike(tokenizer: Mapping[str, Any], pattern: str | None, rules: ClassRules) -> bool:
-    """Whether the class, which does not cut digits apart, still gives the ids of the file.
+    """Whether the class, which does not cut digits apart, gives the ids of the file for digits of ASCII.
 
     It does if no token has a digit beside another character, as in SmolLM2 and StarCoder2, whose vocabularies were trained with
-    digits apart.
+    digits apart. `directories` gives the file the rule of the class, which matters for characters such as U+2460: a token can
+    hold a space and the first bytes of such a digit.
     """
     if rules.pattern is not None or pattern != _DIGITS_APART:
         return False
@@ -230,14 +239,6 @@ def _has_token(tokenizer: Mapping[str, Any], token: str) -> bool:
     """Whether a tokenizer.json has `token` in its vocabulary or among the added tokens."""
     vocabulary = _model(tokenizer).get("vocab")
     return (isinstance(vocabulary, dict) and token in vocabulary) or token in _added_contents(tokenizer)
-
-
-def _class_name(configured: str | None, model_type: Any) -> str | None:
-    """Name the class that AutoTokenizer chooses; None if AutoTokenizer keeps the rules of the file."""
-    if model_type in _FILE_RULES:
-        return None
-    registered = _CLASS_OF_MODEL.get(model_type)
-    return registered if model_type in _OWN_CLASS else configured or registered
 
 
 def _is_old_mistral(model: dict[str, Any]) -> bool:

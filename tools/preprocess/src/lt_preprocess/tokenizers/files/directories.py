@@ -266,13 +266,16 @@ def _extended(files: TokenizerFiles, config: Configuration) -> dict[str, Any] | 
     changes_prefix = config.changed_prefix_spaces(raw) > 0
     scheme = config.changed_metaspace(raw)
     changed = {token["content"]: token for token in config.changed_flags(raw)}
-    is_changed = changes_prefix or scheme is not None or bool(changed)
-    if not is_changed and not config.missing_from(raw, quoted=True):
+    joins_digits = config.changed_digits(raw)
+    is_changed = changes_prefix or scheme is not None or bool(changed) or joins_digits
+    if not is_changed and not config.unlisted_in(raw):
         return None
     content = json_files.read_object(path)
     if changes_prefix:
         for step in configuration.byte_level_steps(content["pre_tokenizer"]):
             step["add_prefix_space"] = config.add_prefix_space
+    if joins_digits:
+        content["pre_tokenizer"] = content["pre_tokenizer"]["pretokenizers"][1]
     if scheme is not None:
         content |= {"normalizer": None, "pre_tokenizer": _metaspace(scheme)}
     try:

@@ -1,6 +1,6 @@
 """Parts that every BPE model in a `tokenizer.json` shares: checks, merges, added tokens, the end of a document."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lt_preprocess.tokenizers import end_of_document
-from lt_preprocess.tokenizers.files import gpt2_files, json_files
+from lt_preprocess.tokenizers.files import gpt2_files
 from lt_preprocess.tokenizers.vocabulary import AddedToken, Unrecognised
 from lt_shared.console import BadData
 
@@ -84,9 +84,8 @@ def added_tokens(listed: list[dict[str, Any]], ids: dict[str, int]) -> list[Adde
     return added
 
 
-def end_of_document_id(path: Path, ids: dict[str, int], special: Collection[str], companions: Sequence[Path]) -> int | None:
+def end_of_document_id(path: Path, ids: dict[str, int], special: Collection[str], eos_token: str | None) -> int | None:
     """Return the id of the token that ends documents: the configuration's `eos_token`, or a token with a usual name."""
-    eos_token = json_files.eos_token(companions)
     if eos_token is not None and eos_token not in ids:
         raise BadData(f"{path.parent / 'tokenizer_config.json'}: eos_token {eos_token} is not in the vocabulary")
     name = end_of_document.choose(eos_token, special) or end_of_document.choose(None, ids)

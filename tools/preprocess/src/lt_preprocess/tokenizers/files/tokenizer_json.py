@@ -6,7 +6,6 @@ pre-tokenizer, or a known regular expression or sequence of expressions; added t
 (post-processor, decoder, truncation, padding) does not change ids here. The tokenizers library encodes files that differ.
 """
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,16 +21,16 @@ def read(files: TokenizerFiles) -> Vocabulary:
     path = files.files[0]
     content = directories.additions(files) or json_files.read_object(path)
     try:
-        return _read(path, content, files.companions)
+        return _read(path, content, files.configuration().eos_token)
     except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
         raise Unrecognised(f"{type(error).__name__} {error}") from None
 
 
-def _read(path: Path, content: dict[str, Any], companions: Sequence[Path]) -> Vocabulary:
+def _read(path: Path, content: dict[str, Any], eos_token: str | None) -> Vocabulary:
     model = content["model"]
     json_models.check_model(model)
     if model.get("byte_fallback"):
-        return byte_fallback.read(path, content, companions)
+        return byte_fallback.read(path, content, eos_token)
     regex = _splits(content["pre_tokenizer"])
     code = split_patterns.code(regex)
     if code == split_patterns.NOT_COMPILED:
@@ -50,7 +49,7 @@ def _read(path: Path, content: dict[str, Any], companions: Sequence[Path]) -> Vo
         json_models.merges(path, model["merges"], ids),
         whole_pieces={tokens[number]: number for number in ids.values() if len(tokens[number]) > 1} if _whole(model) else {},
         vocab_size=max(numbers.values()) + 1,
-        eod=json_models.end_of_document_id(path, numbers, {token.content for token in added if token.is_special}, companions),
+        eod=json_models.end_of_document_id(path, numbers, {token.content for token in added if token.is_special}, eos_token),
         regex=regex if isinstance(regex, str) else "",
         tokens={number: token for number, token in tokens.items() if number not in added_ids},
         added_tokens=tuple(added),

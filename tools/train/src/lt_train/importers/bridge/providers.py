@@ -5,6 +5,8 @@ from typing import Any
 from lt_train.importers.upstream.rows import options
 
 TARGET = "model._target_"
+# A published model that has all of its sizes.
+PRESET = "model.preset"
 # Defaults of GPTModelProvider that lt-train does not have.
 DEFAULTS = {"hidden_dropout": 0.1, "attention_dropout": 0.1}
 # The fields of a class that a nested configuration of megatron-core holds.
@@ -15,7 +17,7 @@ FUNCTIONS = "torch.nn.functional."
 def complete(values: dict[str, Any]) -> dict[str, Any]:
     """Return `values` with the defaults of the model's class. A class that no table knows adds none but GPTModelProvider's."""
     values = {key.replace(NESTED, "model.", 1) if key.startswith(NESTED) else key: value for key, value in values.items()}
-    if not any(key.startswith("model.") for key in values):
+    if not any(key.startswith("model.") for key in values) or PRESET in values:
         return values
     name = str(values.get(TARGET, "")).rpartition(".")[2]
     defaults = DEFAULTS | options("megatron_bridge_providers").get(name, {})

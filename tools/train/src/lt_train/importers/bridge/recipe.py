@@ -16,6 +16,11 @@ OF_TRAINING = (
     *("hidden_dropout", "attention_dropout", "init_method_std", "moe_aux_loss_coeff", "moe_z_loss_coeff", "bf16", "fp16"),
     *("moe_router_load_balancing_type", "moe_token_drop_policy", "moe_expert_capacity_factor"),
 )
+# Fields of a model that say how its computation is spread and which activations are kept.
+OF_LAYOUT = (
+    *("sequence_parallel", "calculate_per_token_loss", "deterministic_mode", "virtual_pipeline_model_parallel_size"),
+    *("recompute_granularity", "recompute_method", "recompute_num_layers", "recompute_modules"),
+)
 PRECISIONS = {"bf16_mixed": {"bf16": True, "grad_reduce_in_fp32": True}, "16_mixed": {"fp16": True}}
 
 

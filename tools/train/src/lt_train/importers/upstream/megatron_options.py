@@ -142,8 +142,9 @@ ROWS = rows(
         Effect.NONE,
         "lt-train computes so in any case",
         "attention_softmax_in_fp32 create_moe_param_group ds_inference enable_experimental no_query_key_layer_scaling"
-        " export_force_local_attention no_create_attention_mask_in_dataloader disable_jit_fuser ds_fused_adam",
+        " no_create_attention_mask_in_dataloader disable_jit_fuser ds_fused_adam",
     ),
+    (Effect.NONE, "the models of ModelOpt alone read it", "export_force_local_attention"),
     (
         Effect.NONE,
         INFERENCE,

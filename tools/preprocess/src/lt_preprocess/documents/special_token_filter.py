@@ -1,15 +1,15 @@
-"""With `--special-tokens reject`, turn documents that contain the text of a special token into bad lines.
+"""Turn documents into bad lines: with `--special-tokens reject` those that contain the text of a special token.
 
-Few documents do, so their lines are located only when there are any: document i of a chunk is its i-th line, or row, that is not
-left out.
+Few documents are left out, so their lines are located only when there are any: document i of a chunk is its i-th line, or row,
+that is not left out.
 """
 
 import json
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 
 import numpy as np
 
-from lt_preprocess.readers.batch import BadLine, Batch, Column
+from lt_preprocess.readers.batch import BadLine, Batch
 from lt_preprocess.readers.chunks import Chunk
 from lt_preprocess.readers.jsonl import LinesChunk
 from lt_preprocess.readers.plain_text import TextChunk
@@ -17,8 +17,8 @@ from lt_preprocess.readers.records import RowChunk
 from lt_preprocess.tokenizers.base import Encoder
 
 
-def without_forbidden(chunk: Chunk, batch: Batch, json_keys: tuple[str, ...], encoder: Encoder) -> Batch:
-    """The batch of a chunk without the documents that the encoder must not encode, whose lines become bad lines."""
+def without_forbidden(chunk: Chunk, batch: Batch, encoder: Encoder, json_keys: tuple[str, ...]) -> Batch:
+    """The batch of a chunk without the documents that the encoder must not encode."""
     reasons: dict[int, str] = {}
     for texts, texts_per_document in batch.columns:
         forbidden_tokens = encoder.forbidden(texts)
@@ -26,22 +26,15 @@ def without_forbidden(chunk: Chunk, batch: Batch, json_keys: tuple[str, ...], en
             document_of_text = np.repeat(np.arange(len(texts_per_document)), texts_per_document)
             for forbidden in forbidden_tokens:
                 reasons.setdefault(int(document_of_text[forbidden.text]), str(forbidden))
+    return without_documents(chunk, batch, json_keys, reasons)
+
+
+def without_documents(chunk: Chunk, batch: Batch, json_keys: tuple[str, ...], reasons: dict[int, str]) -> Batch:
+    """The batch of a chunk without the documents that have a reason to be left out; their lines become bad lines."""
     if not reasons:
         return batch
     bad_lines = [*batch.bad_lines, *bad_lines_of(chunk, batch, json_keys, reasons)]
-    return without(batch, reasons)._replace(bad_lines=sorted(bad_lines, key=lambda line: line.offset))
-
-
-def without(batch: Batch, documents: Collection[int]) -> Batch:
-    """Copy the batch except for some documents and their lines."""
-    columns = [_without(column, documents) for column in batch.columns]
-    return Batch(columns, batch.bad_lines, batch.lines.without(documents))
-
-
-def _without(column: Column, documents: Collection[int]) -> Column:
-    left_out = np.isin(np.arange(len(column.texts_per_document)), list(documents))
-    texts_left_out = np.flatnonzero(np.repeat(left_out, column.texts_per_document))
-    return Column(column.texts.without(texts_left_out.tolist()), column.texts_per_document[~left_out])
+    return batch.without(reasons)._replace(bad_lines=sorted(bad_lines, key=lambda line: line.offset))
 
 
 def bad_lines_of(chunk: Chunk, batch: Batch, json_keys: tuple[str, ...], reasons: dict[int, str]) -> Iterator[BadLine]:

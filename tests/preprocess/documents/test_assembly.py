@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lt_preprocess.pipeline import assembly
+from lt_preprocess.documents import assembly
 
 EOD = 999
 DOCUMENTS = st.lists(st.lists(st.lists(st.integers(0, 99), max_size=4), max_size=4), max_size=8)

@@ -1,0 +1,45 @@
+"""Keys as readers take them: keys or paths of a record (`key_paths`), optional ones marked.
+
+A key that ends with a null character is optional: such a record may lack it or hold null. The fields of templates become such
+keys; nobody can type one.
+"""
+
+import functools
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from lt_shared.data.document_origins import key_paths
+
+_OPTIONAL = "\0"
+
+MISSING = key_paths.MISSING
+
+
+def optional(name: str) -> str:
+    return name + _OPTIONAL
+
+
+@functools.cache
+def name_of(key: str) -> str:
+    """The key without the mark of an optional one."""
+    return key.removesuffix(_OPTIONAL)
+
+
+def is_optional(key: str) -> bool:
+    return key.endswith(_OPTIONAL)
+
+
+def names(json_keys: Iterable[str]) -> list[str]:
+    """The keys without marks."""
+    return list(map(name_of, json_keys))
+
+
+def required(json_keys: Iterable[str]) -> list[str]:
+    """The keys that a record must have."""
+    return [key for key in json_keys if not is_optional(key)]
+
+
+def value_of(record: Mapping[str, Any], key: str) -> Any:
+    """The value under a key, MISSING if there is none. An optional key that is missing or null has the value []."""
+    value = key_paths.value_of(record, name_of(key))
+    return [] if value in (MISSING, None) and is_optional(key) else value
