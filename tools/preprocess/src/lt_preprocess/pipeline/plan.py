@@ -16,13 +16,11 @@ import re
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from lt_preprocess.curation.duplicates import DuplicateList
 from lt_preprocess.curation.rules import NO_RULES, Rules
-from lt_preprocess.curation.signature_files import Compared
 from lt_preprocess.documents import recipe as recipes
 from lt_preprocess.documents.document_form import DocumentForm
 from lt_preprocess.documents.fill_in_the_middle import FillInTheMiddle
@@ -37,6 +35,9 @@ from lt_shared.contracts import manifest
 from lt_shared.data import indexed_dataset
 from lt_shared.files import storage
 from lt_shared.tokenizers.tokenizer_files import TokenizerFiles
+
+if TYPE_CHECKING:
+    from lt_preprocess.curation.duplicates import DuplicateList
 
 RESULT_VERSION = 2
 """Raised when the same inputs, tokenizer and options give other bytes than in an earlier version."""
@@ -116,11 +117,15 @@ class Plan:
     rules_fingerprint: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     @property
-    def duplicates(self) -> DuplicateList | None:
+    def duplicates(self) -> "DuplicateList | None":
         """The duplicates to remove. Raises as `DuplicateList`."""
         path, options = self.options.rules.duplicates, self.options
-        compared = Compared(options.json_keys, options.sample_by, options.template)
-        return None if path is None else DuplicateList(path, self.sources, compared)
+        if path is None:
+            return None
+        from lt_preprocess.curation.duplicates import DuplicateList
+        from lt_preprocess.curation.signature_files import Compared
+
+        return DuplicateList(path, self.sources, Compared(options.json_keys, options.sample_by, options.template))
 
     @property
     def dtype(self) -> str:
