@@ -5,10 +5,11 @@ float32 and rounded to the dtype of the models, as torch does it, and sums run o
 (norms, products) have no defined order in torch; here they are float64 sums.
 
 Values are float32 arrays of shape [count], exact values of the `dtype` they are rounded to. A rule sees a tensor as windows, so
-a tensor needs memory for one window. What a rule must know of the whole tensor beforehand are its `statistics`.
+a tensor needs the memory of a single window. `statistics` hold the numbers that need a first pass over the tensor.
 """
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
@@ -28,7 +29,7 @@ SMALLEST_DIVISOR = 1e-8
 
 
 class Rule(Protocol):
-    """Merges the values of one tensor. `statistics` of the whole tensor are computed once and passed to each `merged`."""
+    """Merges the values of a tensor. `statistics` of the whole tensor are computed once and passed to each `merged`."""
 
     def statistics(self, windows: Windows, dtype: str) -> Any: ...
 
@@ -85,7 +86,7 @@ class Slerp:
     t: float
 
     def statistics(self, windows: Windows, dtype: str) -> tuple[numpy.float32, numpy.float32]:
-        """The coefficients of both tensors."""
+        """Return the two tensors' coefficients."""
         squares, other_squares, product = 0.0, 0.0, 0.0
         for _, (one, other) in windows():
             wide, other_wide = one.astype(numpy.float64), other.astype(numpy.float64)
@@ -110,9 +111,9 @@ class Slerp:
 
 @dataclasses.dataclass(frozen=True)
 class TaskArithmetic:
-    """The first tensor plus the weighted differences of the others from it.
+    """The first tensor plus the weighted differences of the others from the first.
 
-    `sparsities` drop a part of each difference, None drops nothing. With `elects_sign`, each value takes only the differences
+    `sparsities` drop values from the differences, and None drops nothing. With `elects_sign`, each value takes only the differences
     that have the sign of their weighted sum. With `normalize`, the sum is divided by the weights that took part.
     """
 
@@ -128,7 +129,7 @@ class TaskArithmetic:
                 yield first, rounded(others[index] - base, dtype)
 
         return [
-            sparsity and sparsity.statistics(lambda index=index: differences(index), dtype)
+            sparsity and sparsity.statistics(functools.partial(differences, index), dtype)
             for index, sparsity in enumerate(self.sparsities)
         ]
 

@@ -1,6 +1,6 @@
-"""Merged tensors as files of their own: their bytes are computed when a range of them is read.
+"""Merged tensors as files of their own: a range is computed when it is read.
 
-A merge method looks at a tensor as it is in Hugging Face files: a threshold or an angle belongs to a query projection, which
+A merge method works on the tensors of Hugging Face files: a threshold or an angle belongs to a query projection, which
 Megatron stores in one tensor with keys and values. So a merged tensor is a row-major `View` of a file that does not exist, and
 a format slices and joins it as any other tensor. `MergedFiles` computes a window of values when a reader asks for bytes in it.
 
@@ -28,15 +28,15 @@ MERGED = "merged\0"
 # Values in a window: few enough for the processor's cache. To read a window of a transposed tensor means to read a short range of
 # every source row, so these windows are larger.
 WINDOW, TRANSPOSED_WINDOW = 1 << 17, 1 << 22
-# Formats interleave rows of up to three tensors: a window of each stays.
+# Formats interleave rows of up to three tensors, so several windows stay.
 WINDOWS = 4
 
 
 @dataclasses.dataclass(eq=False)
 class MergedTensor:
-    """The canonical tensor `name`, merged by `rule` from `sources`, of which the values are taken in `dtype`.
+    """The canonical tensor `name`, merged by `rule` from the values of `sources` in `dtype`.
 
-    `sources` are tensors of one shape, cast to `dtype`; the result is cast to `result_dtype`.
+    `sources` have equal shapes, and are cast to `dtype`; the result is cast to `result_dtype`.
     """
 
     name: str
@@ -105,7 +105,7 @@ def _parts(tensor: Tensor, start: int, stop: int, reader: TensorReader) -> Itera
 
 
 class MergedFiles(Files):
-    """Reads merged tensors by the names of their files; `files` are those of the sources."""
+    """Reads merged tensors by the names of their files; `files` reads the sources."""
 
     def __init__(self, files: Files, tensors: Mapping[str, MergedTensor]):
         super().__init__(files.reader)

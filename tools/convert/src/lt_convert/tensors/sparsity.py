@@ -51,7 +51,7 @@ class Sparsity(Protocol):
 class Magnitude:
     """Keep the share `density` of values with the largest magnitudes, at least one.
 
-    With `rescale`, their sum of magnitudes is scaled to that of all values.
+    With `rescale`, the sum of their magnitudes is scaled to the sum over all values.
     """
 
     density: float
@@ -74,7 +74,7 @@ class Magnitude:
     def _threshold(self, passes: Passes, dtype: str) -> tuple[int, int, int, float, float]:
         """(bits of the smallest magnitude that is kept, how many equal values are kept, how many there are, two sums).
 
-        The sums are of the magnitudes that are kept, and of all.
+        The sums are over the magnitudes that are kept, and over all magnitudes.
         """
         counts = numpy.zeros(1 << 15, numpy.int64)
         total = 0.0
@@ -90,8 +90,8 @@ class Magnitude:
             low_counts[0] = counts[upper]
             if self.rescale:
                 occupied = numpy.flatnonzero(counts[upper + 1 :]) + upper + 1
-                magnitudes = (occupied.astype(numpy.uint32) << 16).view(numpy.float32)
-                kept_sum = float(counts[occupied] @ magnitudes.astype(numpy.float64))
+                bins = (occupied.astype(numpy.uint32) << 16).view(numpy.float32)
+                kept_sum = float(counts[occupied] @ bins.astype(numpy.float64))
         else:
             for _, values in passes():
                 magnitudes = values.view(numpy.uint32) & 0x7FFFFFFF
@@ -102,11 +102,11 @@ class Magnitude:
         lower, above_lower = _bin_of_rank(low_counts, self.kept - above)
         equal_kept = self.kept - above - above_lower
         if self.rescale:
-            magnitudes = (numpy.arange(lower, 1 << 16, dtype=numpy.uint32) + (upper << 16)).view(numpy.float32)
+            sizes = (numpy.arange(lower, 1 << 16, dtype=numpy.uint32) + (upper << 16)).view(numpy.float32)
             shares = low_counts[lower:].copy()
             shares[0] = equal_kept
             occupied = numpy.flatnonzero(shares)
-            kept_sum += float(shares[occupied] @ magnitudes[occupied].astype(numpy.float64))
+            kept_sum += float(shares[occupied] @ sizes[occupied].astype(numpy.float64))
         return (upper << 16) + lower, equal_kept, int(low_counts[lower]), kept_sum, total
 
     def applied(self, values: Values, first: int, mask: Mask, dtype: str) -> Values:
@@ -130,7 +130,7 @@ class Magnitude:
 class Random:
     """Keep each value with the probability `density`, by the random numbers of `key`.
 
-    With `rescale`, the sum of the magnitudes that are kept is scaled to the sum of all.
+    With `rescale`, the sum of the magnitudes that are kept is scaled to the sum over all values.
     """
 
     density: float
@@ -174,7 +174,7 @@ def _masked(values: Values, is_kept: NDArray[numpy.bool_], scale: float, dtype: 
 def _scale(total: float, kept_sum: float, dtype: str) -> float:
     """The quotient of two sums; both sums and the quotient are rounded to `dtype`, as in torch.
 
-    Sums beyond float16's range stay as they are: mergekit's quotient is then no number.
+    Sums beyond float16's range are not rounded: mergekit's quotient is then no number.
     """
     sums = [_rounded(total, dtype), _rounded(kept_sum, dtype)]
     if not all(map(math.isfinite, sums)):

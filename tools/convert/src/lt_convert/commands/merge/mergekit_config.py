@@ -1,4 +1,4 @@
-"""Read a merge configuration of mergekit (YAML) as it is.
+"""Read a merge configuration of mergekit (YAML) without changes to the file.
 
 Paths in the file are relative to the working directory, as for mergekit. One slice that takes every layer of its models is read,
 as most SLERP configurations have it; the number of layers is checked when the models are opened. What would give another model
@@ -16,7 +16,6 @@ from lt_convert.commands.merge.sources import Chosen
 from lt_shared.console import BadConfig, UsageError
 from lt_shared.files import storage, strict_yaml
 
-# A key of the file: without effect on the weights and the tokenizer if it has one of these values.
 _KNOWN = ("models", "slices", "merge_method", "base_model", "dtype", "out_dtype", "parameters", "tokenizer_source")
 _DTYPES = {name: name for name in ("float32", "bfloat16", "float16")}
 
@@ -32,7 +31,7 @@ class MergekitConfig:
 
 
 def read(path: str, seed: int = 0) -> MergekitConfig:
-    """Raises BadConfig for what is malformed or would have another result here, NoInput for a missing file."""
+    """Raises BadConfig for a malformed file and for settings that would have another result here, NoInput for a missing file."""
     try:
         document = strict_yaml.loads(storage.read_record(path).decode())
     except (ValueError, RecursionError) as error:
@@ -88,7 +87,7 @@ def _entries(document: Mapping[str, Any], path: str) -> tuple[list[tuple[str, Se
         raise BadConfig(f"{path}: slices: {unknown}: is not read here", "known keys are sources, parameters")
     sources = _list(slices[0], "sources", path)
     ranges = {str(source.get("layer_range") if isinstance(source, Mapping) else None) for source in sources}
-    layer_range = sources[0].get("layer_range") if isinstance(sources[0], Mapping) else None
+    layer_range: Any = sources[0].get("layer_range") if isinstance(sources[0], Mapping) else None
     is_range = isinstance(layer_range, list) and len(layer_range) == 2 and all(type(layer) is int for layer in layer_range)
     if len(ranges) != 1 or not is_range or layer_range[0] != 0:
         raise BadConfig(

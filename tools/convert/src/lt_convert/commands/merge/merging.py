@@ -1,7 +1,7 @@
 """Merge checkpoints: choose them, plan the merge, and write it as a conversion is written: resumable and checked.
 
 Optimizer states are not merged: moments belong to the weights at which they were taken. An average has the iteration of the
-newest checkpoint, a merge by a method that of its base, and `lt-convert.json` names all checkpoints with their weights.
+newest checkpoint, a merge by a method the iteration of its base, and `lt-convert.json` names all checkpoints with their weights.
 """
 
 import dataclasses

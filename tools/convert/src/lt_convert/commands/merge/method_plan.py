@@ -64,7 +64,7 @@ def plan_by(recipe: Recipe, parts: Sequence[Part], base: int | None, request: Re
 
 def _rule(recipe: Recipe, name: str, size: int, models: Sequence[int], layers: int) -> Rule:
     match = _LAYER.search(name)
-    # As mergekit computes it: a model of one layer has the end of a gradient, tensors outside the layers the beginning.
+    # As in mergekit: a model of one layer has the end of a gradient, tensors outside the layers the beginning.
     depth = 0.0 if match is None else min(1.0, int(match[1]) / (layers - 1)) if layers > 1 else 1.0
     method = recipe.method
     shared = {

@@ -1,4 +1,4 @@
-"""The merge methods by mergekit's names, their parameters and defaults, and the rule that each makes for a tensor."""
+"""The merge methods by mergekit's names, their parameters and defaults, and the rule that a method makes for a tensor."""
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
@@ -15,7 +15,7 @@ WITHOUT_EFFECT = ("int8_mask",)
 
 @dataclasses.dataclass(frozen=True)
 class TensorCase:
-    """What a rule is made of: the tensor's name and size, the shared parameters, and those of each model but the base."""
+    """The input of a rule: the tensor's name and size, the shared parameters, and the parameters of every model but the base."""
 
     name: str
     size: int

@@ -13,10 +13,10 @@ from lt_shared.console import UsageError
 
 @dataclasses.dataclass(frozen=True)
 class Recipe:
-    """`settings` hold for all models; `model_settings` has those of each model, in their order.
+    """`settings` hold for all models; `model_settings` has a mapping per model, in their order.
 
-    `base` is the path of the base model, None for a method without one. `dtype` is the dtype in which the merge is computed, None
-    for the models' own; `seed` is that of random masks.
+    `base` is the path of the base model, None for a method without one. The merge is computed in `dtype`, by default in the models'
+    dtype; `seed` is for random masks.
     """
 
     method: Method
@@ -37,7 +37,7 @@ class Recipe:
                 )
 
     def to_options(self) -> Mapping[str, Any]:
-        """The content of the record beside the result, by which a repeated merge is recognised."""
+        """The options in the record beside the result, which show whether a merge is repeated."""
         return {
             "method": self.method.name,
             "base": self.base,

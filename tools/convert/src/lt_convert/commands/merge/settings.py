@@ -2,7 +2,7 @@
 
 A setting is a number or a boolean; a list of numbers, which is a gradient over the layers; or a list of mappings with `value` and
 `filter`, a part of the tensor's name in Hugging Face files. The first mapping whose filter fits decides. Settings of a model
-precede those of a slice, and those precede the settings of the merge.
+precede settings of a slice, which precede settings of the merge.
 """
 
 import math
@@ -37,7 +37,7 @@ def resolve(name: str, default: Any, scopes: Sequence[Settings], tensor: str, de
     """The value of the parameter `name`, from the first of `scopes` that has one for the tensor, or the default.
 
     `depth` is the layer's position in the model, from 0 to 1, and 0 for a tensor outside the layers. The value is a bool if the
-    default is one, else a float. Raises UsageError for a value of another type, or without a value and a default.
+    default is one, else a float. Raises UsageError for a value with another type, or without a value and a default.
     """
     for scope in scopes:
         if name in scope:
