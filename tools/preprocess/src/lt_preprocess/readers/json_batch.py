@@ -5,11 +5,12 @@ Lines that the scan does not understand go to a JSON parser one by one; those th
 
 import numpy as np
 
+from lt_preprocess.compiler import jit
 from lt_preprocess.readers import json_line, json_scan, text_keys, utf8
 from lt_preprocess.readers.batch import BadLine, Batch, ChunkLines, Column
 from lt_preprocess.readers.chunks import Lines
 from lt_preprocess.readers.json_scan import Keys, ScanResults
-from lt_preprocess.texts import PADDING_BYTES, Texts
+from lt_preprocess.texts import PADDING_BYTES, Bytes, Texts
 
 _BYTES_PER_DOCUMENT = 64
 """Arrays are allocated for a document in so many bytes at first, and doubled when a chunk has more."""
@@ -28,14 +29,15 @@ def json_lines(lines: Lines, source: str, json_keys: tuple[str, ...]) -> Batch:
     bad_lines: list[BadLine] = []
     left_out: list[int] = []
     at = lines.start
+    scan = json_scan.scan if jit.is_ready(json_scan.scan, lines.data, at, lines.end, keys, results) else _leave_to_the_parser
     while True:
-        at, outcome = json_scan.scan(lines.data, at, lines.end, keys, results)
+        at, outcome = scan(lines.data, at, lines.end, keys, results)
         if outcome == json_scan.FINISHED:
             return Batch(_columns(results), bad_lines, _chunk_lines(lines, results, left_out))
         if outcome == json_scan.FULL:
             results = _doubled(results)
             continue
-        line_end = json_scan.line_end(lines.data, at, lines.end)
+        line_end = _line_end(lines, at)
         line = lines.data[at:line_end].tobytes()
         if line and not line.isspace():
             try:
@@ -46,6 +48,18 @@ def json_lines(lines: Lines, source: str, json_keys: tuple[str, ...]) -> Batch:
                 left_out.append(int(results.counts[1]))
         results.counts[1] += 1
         at = line_end + 1
+
+
+def _leave_to_the_parser(data: Bytes, at: int, end: int, keys: Keys, results: ScanResults) -> tuple[int, int]:
+    """As `json_scan.scan`, without compiled code: it understands no line."""
+    return at, json_scan.FINISHED if at >= end else json_scan.NOT_UNDERSTOOD
+
+
+def _line_end(lines: Lines, at: int) -> int:
+    if jit.is_ready(json_scan.line_end, lines.data, at, lines.end):
+        return json_scan.line_end(lines.data, at, lines.end)
+    breaks = np.flatnonzero(lines.data[at : lines.end] == ord("\n"))
+    return at + int(breaks[0]) if len(breaks) else lines.end
 
 
 def _chunk_lines(lines: Lines, results: ScanResults, bad: list[int]) -> ChunkLines:

@@ -3,6 +3,7 @@
 import numpy as np
 import numpy.typing as npt
 
+from lt_preprocess.compiler import jit
 from lt_preprocess.compiler.intrinsics import element_address
 from lt_preprocess.compiler.jit import kernel
 from lt_preprocess.compiler.simd import BLOCK_BYTES, utf8_errors
@@ -18,6 +19,8 @@ def invalid(texts: Texts) -> list[int]:
     """
     data = np.concatenate([_MARGIN, texts.data])
     suspects = np.zeros(len(texts.offsets) - 1, np.bool_)
+    if not jit.is_ready(_suspect, data, texts.offsets, suspects):
+        return [number for number in range(len(suspects)) if not _is_valid(texts, number)]
     if not _suspect(data, texts.offsets + len(_MARGIN), suspects):
         return []
     return [number for number in np.flatnonzero(suspects).tolist() if not _is_valid(texts, number)]
