@@ -85,7 +85,7 @@ def _tokenizer_json(files: TokenizerFiles, parse: bool) -> Tokenizer:
     if reason:
         return reference_libraries.HuggingFace(files, parse, reason)
     compiled = ByteFallbackBpe(vocabulary) if vocabulary.pattern == pattern_codes.BYTE_FALLBACK else ByteLevel(vocabulary)
-    added = [token.content for token in vocabulary.added_tokens if not token.is_special]
+    added = [token for token in vocabulary.added_tokens if parse or not token.is_special]
     return self_check.Checked(
         layers.around(compiled, vocabulary, parse),
         lambda: reference_libraries.HuggingFace(files, parse, compiled=compiled),
