@@ -20,6 +20,7 @@ COUNTED = "the model has "
 # Commits of repositories whose configurations read other files. One of them has the file with its content.
 TREES = {
     "AMD-AGI/Primus": ("fd1eeabb",),
+    "AMD-AIG-AIMA/Primus": ("2d42400",),
     "NVIDIA-NeMo/Megatron-Bridge": ("067f987df03b8355b03192d88d70f1709fedf51a",),
     "NVIDIA/NeMo": ("8cfedd7203462cb251a914e700e5605444277561",),
     "OpenEuroLLM/oellm-autoexp": ("c6d0cc0",),

@@ -215,6 +215,17 @@ def test_hidden_documents_are_told(corpus: Path, capsys: pytest.CaptureFixture[s
     assert "not read because a dot begins their names: 4, such as corpus/.cache" in capsys.readouterr().err
 
 
+def test_a_pattern_does_not_pass_over_what_cannot_be_read(corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Root may read everything, so the answer of the system is replaced."""
+    Path("corpus/closed").mkdir()
+    access = os.access
+    monkeypatch.setattr(os, "access", lambda path, mode: os.path.basename(path) != "closed" and access(path, mode))
+    for pattern in ("corpus/*/*.jsonl", "corpus/**/*.jsonl", "corpus/closed/*", "cor*/closed/*"):
+        with pytest.raises(NoInput, match="corpus/closed: permission denied"):
+            paths.expand_patterns([pattern])
+    assert paths.expand_patterns(["corpus/*.jsonl"]) == ["corpus/a.jsonl"]
+
+
 def test_names_with_line_breaks(tmp_path: Path) -> None:
     (tmp_path / "a\nb.jsonl").touch()
     assert paths.expand_patterns([str(tmp_path)]) == [f"{tmp_path}/a\nb.jsonl"]

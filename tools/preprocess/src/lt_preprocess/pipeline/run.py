@@ -12,10 +12,10 @@ import os
 import re
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from lt_preprocess.compiler import jit
-from lt_preprocess.curation.rules import NO_RULES, Curator
+from lt_preprocess.curation.rules import NO_RULES
 from lt_preprocess.pipeline import encoding, journal, removals
 from lt_preprocess.pipeline.encoding import Encoded
 from lt_preprocess.pipeline.journal import Journal
@@ -33,6 +33,9 @@ from lt_shared.console import BadData, NoInput, Progress, note, warn
 from lt_shared.contracts import manifest
 from lt_shared.data.indexed_dataset import Extent
 from lt_shared.files import storage
+
+if TYPE_CHECKING:
+    from lt_preprocess.curation.curator import Curator
 
 JOURNAL_INTERVAL_SECONDS = 5.0
 MAX_SYNC_SHARE = 0.1
@@ -121,7 +124,7 @@ class _Run:
 
     def _tokenize(self, workers: int) -> None:
         plan = self._plan
-        curator = None if plan.options.rules == NO_RULES else Curator(plan.options.rules, plan.duplicates)
+        curator = _curator(plan)
         encoders = _prepared_encoders(plan, workers)
         if curator is not None:
             jit.apart(curator.prepare)
@@ -253,6 +256,15 @@ class _Run:
                 raise NoInput(f"{names}: no documents", "did the command that made the input fail?")
             keys, them = " or ".join(self._plan.options.json_keys), "1 document" if count == 1 else f"{count:,} documents"
             raise NoInput(f"{names}: {them}, all without text", f"is it right that the text is in {keys}?")
+
+
+def _curator(plan: Plan) -> "Curator | None":
+    if plan.options.rules == NO_RULES:
+        return None
+    # Loaded for runs with rules only: it takes 10 ms.
+    from lt_preprocess.curation.curator import Curator
+
+    return Curator(plan.options.rules, plan.duplicates)
 
 
 def _prepared_encoders(plan: Plan, workers: int) -> list[Encoder]:
