@@ -68,7 +68,6 @@ CONTENTS: dict[str, tuple[str, Callable[[], bytes]]] = {
     "bare HTML": ("an HTML page", lambda: b"<HTML>\n<head><title>Sign in</title></head></HTML>\n"),
     "XML": ("XML", lambda: b'<?xml version="1.0"?>\n<Error><Code>AccessDenied</Code></Error>\n'),
     "zip": ("a zip archive", zipped),
-    "lz4": ("compressed by lz4", lambda: bytes(pa.compress(LINE * 9, "lz4"))),
     "lzma": ("compressed by lzma", lambda: lzma.compress(LINE, format=lzma.FORMAT_ALONE)),
     "twice": ("is compressed twice", lambda: gzip.compress(gzip.compress(LINE))),
     "three kinds": ("is compressed twice", lambda: bz2.compress(lzma.compress(LINE))),

@@ -19,7 +19,7 @@ HEAD_BYTES = 512
 
 PARQUET_MAGIC = b"PAR1"
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
-_COMPRESSED_NAMES = {".br": "brotli -dc", ".lz4": "lz4 -dc", ".sz": "snzip -dc", ".z": "uncompress -c"}
+_COMPRESSED_NAMES = {".br": "brotli -dc", ".sz": "snzip -dc", ".z": "uncompress -c"}
 
 
 class Format(NamedTuple):
@@ -46,7 +46,6 @@ _SIGNATURES = {
     b"/annex/objects/": Format("a git-annex pointer: the file itself was not downloaded", "git annex get {}"),
     b"PK\x03\x04": Format("a zip archive", "unzip -p {} | lt-preprocess - ..."),
     b"PK\x05\x06": Format("an empty zip archive", "make the archive again"),
-    b"\x04\x22\x4d\x18": Format("compressed by lz4", "lz4 -dc {} | lt-preprocess - ..."),
     b"\x02\x21\x4c\x18": Format("compressed by lz4", "lz4 -dc {} | lt-preprocess - ..."),
     b"\x5d\x00\x00": Format("compressed by lzma", "xz --format=lzma -dc {} | lt-preprocess - ..."),
     b"LZIP": Format("compressed by lzip", "lzip -dc {} | lt-preprocess - ..."),
