@@ -113,7 +113,7 @@ class Slerp:
 class TaskArithmetic:
     """The first tensor plus the weighted differences of the others from the first.
 
-    `sparsities` drop values from the differences, and None drops nothing. With `elects_sign`, each value takes only the differences
+    `sparsities` drop values from the differences; None drops nothing. With `elects_sign`, each value takes only the differences
     that have the sign of their weighted sum. With `normalize`, the sum is divided by the weights that took part.
     """
 

@@ -15,8 +15,8 @@ from lt_shared.console import UsageError
 class Recipe:
     """`settings` hold for all models; `model_settings` has a mapping per model, in their order.
 
-    `base` is the path of the base model, None for a method without one. The merge is computed in `dtype`, by default in the models'
-    dtype; `seed` is for random masks.
+    `base` is the path of the base model, None for a method without one. `dtype` is the dtype of the
+    computation, by default the models' own; `seed` is for random masks.
     """
 
     method: Method
