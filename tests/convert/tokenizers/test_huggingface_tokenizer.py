@@ -78,6 +78,8 @@ def run(architectures: dict[str, Architecture], tmp_path: Path) -> Path:
     (tmp_path / "source" / "generation_config.json").unlink()
     tokenizer_files.find(GPT2).copy_to(tmp_path / "source")
     conversion.convert(Request(str(tmp_path / "source"), "megatron-dist", str(tmp_path / "run")))
+    # The source's configuration has the ids of a Llama, not of this vocabulary.
+    shutil.rmtree(tmp_path / "run/huggingface")
     return tmp_path / "run"
 
 
