@@ -5,6 +5,7 @@ Lines that the scan does not understand go to a JSON parser one by one; those th
 
 import numpy as np
 
+from lt_preprocess.compiler import jit
 from lt_preprocess.readers import json_line, json_scan, text_keys, utf8
 from lt_preprocess.readers.batch import BadLine, Batch, ChunkLines, Column
 from lt_preprocess.readers.chunks import Lines
@@ -27,6 +28,8 @@ def json_lines(lines: Lines, source: str, json_keys: tuple[str, ...]) -> Batch:
         return _parsed_lines(lines, source, json_keys)
     keys = _packed(json_keys)
     results = _allocated(len(json_keys), lines.end - lines.start)
+    if not jit.is_ready(json_scan.scan, lines.data, lines.start, lines.end, keys, results):
+        return _parsed_lines(lines, source, json_keys)
     bad_lines: list[BadLine] = []
     left_out: list[int] = []
     at = lines.start

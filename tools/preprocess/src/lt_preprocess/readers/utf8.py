@@ -3,6 +3,7 @@
 import numpy as np
 import numpy.typing as npt
 
+from lt_preprocess.compiler import jit
 from lt_preprocess.compiler.intrinsics import element_address
 from lt_preprocess.compiler.jit import kernel
 from lt_preprocess.compiler.simd import BLOCK_BYTES, utf8_errors
@@ -17,6 +18,8 @@ def invalid(texts: Texts, has_margin: bool = False) -> list[int]:
     The compiled scan may also mark a text because of the end of the text before it, so marked texts are decoded to be sure.
     """
     suspects = np.zeros(len(texts.offsets) - 1, np.bool_)
+    if not jit.is_ready(_suspect, texts.data, texts.offsets, suspects):
+        return [number for number in range(len(suspects)) if not _is_valid(texts, number)]
     if has_margin:
         count = _suspect(texts.data, texts.offsets, suspects)
     else:
