@@ -30,7 +30,7 @@ from lt_preprocess.readers.slices import Slice
 from lt_preprocess.tokenizers import beginning_of_document
 from lt_preprocess.tokenizers import loading as tokenizers
 from lt_preprocess.tokenizers.base import SpecialTokens, Tokenizer
-from lt_shared.console import BadConfig, CannotCreate, UsageError, warn
+from lt_shared.console import BadConfig, CannotCreate, UsageError, note, warn
 from lt_shared.contracts import manifest
 from lt_shared.data import indexed_dataset
 from lt_shared.files import storage
@@ -261,6 +261,8 @@ def plan(
         warn(f"{empty[0]}{more}: empty: a failed copy, or no documents")
     if bos_token is not None:
         options = dataclasses.replace(options, bos=_bos(loaded, files, bos_token))
+    elif bos := beginning_of_document.added_by_template(files):
+        note(f"{files.name}: transformers begins texts with {bos}; --prepend-bos begins documents with it")
     if options.fim is not None:
         options = dataclasses.replace(options, fim=options.fim.resolved(loaded))
     if options.dtype is not None and loaded.vocab_size - 1 > np.iinfo(options.dtype).max:

@@ -15,9 +15,9 @@ STDIN = "-"
 LIST_MARK = "@"
 
 TEXT_SUFFIX = ".txt"
-COMPRESSION_SUFFIXES = (".gz", ".bz2", ".xz", ".zst", ".zstd")
+COMPRESSION_SUFFIXES = (".gz", ".bz2", ".xz", ".zst", ".zstd", ".lz4")
 # Of archives and compressions that are not read.
-_OTHER_SUFFIXES = (".lz4", ".br", ".lzma", ".lz", ".lzo", ".sz", ".z", ".zip", ".7z", ".rar")
+_OTHER_SUFFIXES = (".br", ".lzma", ".lz", ".lzo", ".sz", ".z", ".zip", ".7z", ".rar")
 _OUTPUT_HEAD_BYTES = 1 << 12
 _QUARANTINE = "_quarantine.jsonl"
 _WITH_HEADER = (".parquet", ".tar", ".tgz", ".warc", ".wet", ".arrow", ".feather", ".mds")
