@@ -52,7 +52,7 @@ TORCH = re.compile(
 )
 # Of the five guides, the one that goes through TorchTitan's files.
 OTHER_GUIDES = re.compile(r"test_seeds\.py::(?!test_a_small_run_of_the_guide\[torchtitan)")
-# They go to one process, which has to do with them for longer than with anything else: four hundred seconds.
+# They go to one process, which has to do with them for longer than with anything else: two hundred seconds.
 LONGEST = "tests/cluster/"
 # Files that take, or have a test or a fixture that takes, more than half a minute, or a quarter of one if they have few tests:
 # files with few tests come last, and the other processes would wait for them.

@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from lt_preprocess.curation.documents import document_texts
 from lt_preprocess.curation.lengths import LengthRule
-from lt_preprocess.curation.rules import Rules, document_texts
+from lt_preprocess.curation.rules import Rules
 from lt_preprocess.pipeline import removals, run, sidecar
 from lt_preprocess.pipeline.plan import Plan
 from lt_preprocess.readers import json_batch

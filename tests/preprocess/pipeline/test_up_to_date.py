@@ -14,7 +14,7 @@ from lt_preprocess.pipeline import run as runs
 from lt_preprocess.pipeline import sidecar
 from lt_preprocess.pipeline.plan import Plan
 from lt_preprocess.readers.slices import Slice
-from lt_shared.console import CannotCreate
+from lt_shared.console import BadData, CannotCreate
 from lt_shared.contracts import manifest
 
 WriteLines = Callable[[Path, list[Any]], Path]
@@ -397,3 +397,38 @@ def test_empty_inputs_are_told(run: Run, tmp_path: Path, demo_tokenizer: Path) -
     outcome = run(tmp_path, "--tokenizer", demo_tokenizer, "-o", tmp_path / "out")
     assert outcome.returncode == 0, outcome.stderr
     assert f"{tmp_path}/b.jsonl and 1 more: empty: a failed copy, or no documents" in outcome.stderr
+
+
+def test_a_quarantine_of_another_key_is_not_replaced(run: Run, tmp_path: Path, demo_tokenizer: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"text": "a", "title": "b"}\nbad\n')
+    arguments = [tmp_path / "a.jsonl", "--tokenizer", demo_tokenizer, "--on-error", "quarantine", "-o", tmp_path / "out"]
+    assert run(*arguments).returncode == 0
+    quarantine = (tmp_path / "out_quarantine.jsonl").read_bytes()
+    refused = run(*arguments, "--json-keys", "title")
+    assert refused.returncode == 73
+    assert f"out_quarantine.jsonl: holds the bad lines of {tmp_path}/out_text_document" in refused.stderr
+    assert (tmp_path / "out_quarantine.jsonl").read_bytes() == quarantine
+    assert run(*arguments, "--json-keys", "title", "--force").returncode == 0
+
+
+def test_a_corpus_that_its_sidecar_does_not_name_any_more_is_kept(run: Run, tmp_path: Path, demo_tokenizer: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"text": "a"}\n' * 5)
+    arguments = [tmp_path / "a.jsonl", "--tokenizer", demo_tokenizer, "-o", tmp_path / "out"]
+    assert run(*arguments).returncode == 0
+    (tmp_path / "out_text_document.json").write_text("{broken")
+    refused = run(*arguments)
+    assert refused.returncode == 73, refused.stderr
+    assert run(*arguments, "--force").returncode == 0
+
+
+def test_a_file_that_changes_before_it_is_read(
+    planned: Planned, tmp_path: Path, demo_tokenizer: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A plan names files of certain sizes; another content is not what the sidecar would say."""
+    for name in ("a", "b"):
+        (tmp_path / f"{name}.jsonl").write_text('{"text": "a"}\n' * 5)
+    run_plan = planned([tmp_path / "a.jsonl", tmp_path / "b.jsonl"], demo_tokenizer, tmp_path / "out")
+    (tmp_path / "b.jsonl").write_text('{"text": "a"}\n')
+    with pytest.raises(BadData, match=r"b.jsonl: changed while it was read"):
+        runs.build(run_plan, 1)
+    assert not list(tmp_path.glob("out*"))

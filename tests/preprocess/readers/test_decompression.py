@@ -4,13 +4,14 @@ import bz2
 import gzip
 import io
 import lzma
+import sys
 from collections.abc import Callable
 
 import pytest
 import zstandard
 
 from lt_preprocess.readers import decompression
-from lt_shared.console import BadData
+from lt_shared.console import BadData, Unavailable
 
 LINES = b"".join(b'{"text": "line %d"}\n' % number for number in range(100_000))
 
@@ -107,3 +108,23 @@ def test_a_bomb_comes_apart_in_small_parts(kind: str) -> None:
     parts = parts_of(data)
     assert sum(map(len, parts)) == size
     assert max(map(len, parts)) <= decompression.PIECE_BYTES
+
+
+def test_lz4_without_its_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "lz4", None)
+    new = decompression.decompressor_for(b"\x04\x22\x4d\x18\0\0")
+    assert new is not None
+    with pytest.raises(Unavailable, match="reading lz4 needs the package lz4"):
+        new()
+
+
+def test_lz4() -> None:
+    """Two frames, as `cat a.lz4 b.lz4` makes them, are read, and one that is cut off is an error."""
+    frame = pytest.importorskip("lz4.frame")
+    content = bytes(range(256)) * 5000
+    stored = frame.compress(content) + frame.compress(b"more")
+    pieces = iter(stored[begin : begin + 999] for begin in range(0, len(stored), 999))
+    assert b"".join(decompression.decompressed("a", b"", lambda: next(pieces, b""))) == content + b"more"
+    cut = iter([stored[:-9]])
+    with pytest.raises(BadData, match="a: the compressed data ends too early"):
+        list(decompression.decompressed("a", b"", lambda: next(cut, b"")))

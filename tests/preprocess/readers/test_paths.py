@@ -163,7 +163,7 @@ def test_a_directory_of_outputs_alone(corpus: Path) -> None:
         paths.expand_patterns(["made"])
 
 
-@pytest.mark.parametrize("name", ["a.jsonl.lz4", "a.json.gz.zip", "a.txt.br", "a.PARQUET.ZIP"])
+@pytest.mark.parametrize("name", ["a.jsonl.lzo", "a.json.gz.zip", "a.txt.br", "a.PARQUET.ZIP"])
 def test_documents_in_a_compression_that_is_not_read_are_not_left_out(corpus: Path, name: str) -> None:
     Path("corpus", name).touch()
     with pytest.raises(BadData, match=f"corpus/{name}: cannot be read"):
@@ -213,6 +213,17 @@ def test_hidden_documents_are_told(corpus: Path, capsys: pytest.CaptureFixture[s
     Path("corpus/.x.jsonl").touch()
     assert paths.expand_patterns(["corpus"]) == BELOW
     assert "not read because a dot begins their names: 4, such as corpus/.cache" in capsys.readouterr().err
+
+
+def test_a_pattern_does_not_pass_over_what_cannot_be_read(corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Root may read everything, so the answer of the system is replaced."""
+    Path("corpus/closed").mkdir()
+    access = os.access
+    monkeypatch.setattr(os, "access", lambda path, mode: os.path.basename(path) != "closed" and access(path, mode))
+    for pattern in ("corpus/*/*.jsonl", "corpus/**/*.jsonl", "corpus/closed/*", "cor*/closed/*"):
+        with pytest.raises(NoInput, match="corpus/closed: permission denied"):
+            paths.expand_patterns([pattern])
+    assert paths.expand_patterns(["corpus/*.jsonl"]) == ["corpus/a.jsonl"]
 
 
 def test_names_with_line_breaks(tmp_path: Path) -> None:

@@ -94,3 +94,20 @@ def test_json_lines_are_read_by_paths_and_optional_fields() -> None:
         (5, "'m.t' is null, expected a string or a list of strings"),
         (6, "'title' is a number, expected a string or a list of strings"),
     ]
+
+
+def test_lines_with_paths_are_those_that_the_scan_reads() -> None:
+    """Without objects in the records, paths or not change nothing: documents, blank and bad lines, numbers and offsets."""
+    lines = b'{"a.b": "x", "c": ["1", "", "2"]}\n\n  \nbad\n{"a.b": "", "c": "3"}\n'
+    lines += b'{"c": "4"}\n{"a.b": "\xff", "c": ""}\n{"a.b":"y","c":"5"}'
+    renamed = lines.replace(b'"a.b"', b'"ab"')
+    by_path = MemoryChunk.of("file", lines).batch(("a.b", "c"))
+    by_scan = MemoryChunk.of("file", renamed).batch(("ab", "c"))
+    for one, other in zip(by_path.columns, by_scan.columns, strict=True):
+        assert one.texts.to_list() == other.texts.to_list()
+        assert one.texts_per_document.tolist() == other.texts_per_document.tolist()
+    assert by_path.lines[1:] == by_scan.lines[1:]
+    assert [line.line for line in by_path.bad_lines] == [line.line for line in by_scan.bad_lines] == [4, 6, 7]
+    assert [lines[line.offset :].split(b"\n")[0] for line in by_path.bad_lines] == [line.raw for line in by_path.bad_lines]
+    empty = MemoryChunk.of("file", b"\n").batch(("a.b",))
+    assert (empty.lines.total, len(empty.columns[0].texts_per_document)) == (1, 0)

@@ -60,3 +60,27 @@ def test_bos_beside_a_sentencepiece_model(sentencepiece_model: Path, tmp_path: P
     shutil.copy(sentencepiece_model, tmp_path / "tokenizer.model")
     (tmp_path / "tokenizer_config.json").write_text('{"bos_token": "</s>"}')
     assert found(tmp_path) == 2
+
+
+TEMPLATE = {
+    "type": "TemplateProcessing",
+    "single": [{"SpecialToken": {"id": "<|begin_of_text|>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
+    "pair": [],
+    "special_tokens": {"<|begin_of_text|>": {"id": "<|begin_of_text|>", "ids": [0], "tokens": ["<|begin_of_text|>"]}},
+}
+
+
+@pytest.mark.parametrize(
+    ("processor", "name"),
+    [
+        (None, None),
+        ({"type": "ByteLevel", "trim_offsets": True}, None),
+        (TEMPLATE, "<|begin_of_text|>"),
+        ({"type": "Sequence", "processors": [{"type": "ByteLevel"}, TEMPLATE]}, "<|begin_of_text|>"),
+        (TEMPLATE | {"single": [{"Sequence": {"id": "A", "type_id": 0}}]}, None),
+    ],
+)
+def test_a_token_that_a_template_adds(tmp_path: Path, processor: dict[str, Any] | None, name: str | None) -> None:
+    content = {"post_processor": processor, "model": {"type": "BPE", "vocab": {}, "merges": []}}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(content))
+    assert beginning_of_document.added_by_template(tokenizer_files.find(tmp_path)) == name

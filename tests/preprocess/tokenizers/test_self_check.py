@@ -10,6 +10,7 @@ from lt_preprocess.texts import Lengths, Texts
 from lt_preprocess.tokenizers import self_check
 from lt_preprocess.tokenizers.base import Encoder, Ids, Tokenizer
 from lt_preprocess.tokenizers.self_check import Checked
+from lt_shared.console import BadData
 from lt_shared.tokenizers import tokenizer_files
 
 
@@ -44,7 +45,7 @@ def never() -> Tokenizer:
     raise AssertionError("the library was asked")
 
 
-@pytest.mark.parametrize("marker", [b"\0", b"\xe0\xa4", b"\r\n", b"<|endoftext|>"])
+@pytest.mark.parametrize("marker", [b"\0", b"\xe0\xa4", b"\r\n", b"<|endoftext|>", "\U00011de0".encode()])
 def test_an_encoder_that_disagrees_does_not_encode(
     cache: Path,
     load_tokenizer: Callable[[Path], Tokenizer],
@@ -93,3 +94,32 @@ def test_nowhere_to_remember(
     Checked(fast, lambda: load_tokenizer(demo_tokenizer), tokenizer_files.find(demo_tokenizer)).new_encoder()
     with pytest.raises(AssertionError, match="was asked"):
         Checked(fast, never, tokenizer_files.find(demo_tokenizer)).new_encoder()
+
+
+def test_a_few_texts_need_no_compiler(
+    cache: Path, load_tokenizer: Callable[[Path], Tokenizer], demo_tokenizer: Path, tmp_path: Path
+) -> None:
+    """The library encodes the texts of a few short runs; then, or for much text, the compiled encoder is checked and used."""
+    directory = shutil.copytree(demo_tokenizer, tmp_path / "tokenizer")
+    files, right = tokenizer_files.find(directory), load_tokenizer(demo_tokenizer)
+    for _ in range(3):
+        encoder = Checked(OneIdFor(right, b"x"), lambda: right, files, "few").uncompiled_encoder()
+        assert encoder is not None
+        texts = Texts.from_list([b"x y"])
+        assert encoder.encode(texts)[0].tolist() == right.new_encoder().encode(texts)[0].tolist()
+    assert Checked(right, never, files, "few").uncompiled_encoder() is None
+    checked = Checked(right, lambda: right, files, "other options")
+    checked.new_encoder()
+    assert checked.uncompiled_encoder() is None
+
+
+def test_a_tokenizer_that_changes_before_it_is_checked(
+    cache: Path, load_tokenizer: Callable[[Path], Tokenizer], demo_tokenizer: Path, tmp_path: Path
+) -> None:
+    directory = shutil.copytree(demo_tokenizer, tmp_path / "tokenizer")
+    right = load_tokenizer(demo_tokenizer)
+    checked = Checked(right, lambda: right, tokenizer_files.find(directory))
+    (directory / "merges.txt").write_text((directory / "merges.txt").read_text() + "\n")
+    for call in (checked.uncompiled_encoder, checked.new_encoder):
+        with pytest.raises(BadData, match="has changed since it was loaded"):
+            call()

@@ -33,6 +33,6 @@ COPY tools /opt/lt/tools
 RUN python3 -m venv /opt/lt/python \
     && sed -E '/^(torch|triton|setuptools|cuda-toolkit|nvidia-(cu(blas|da|dnn|f|rand|so|sp)|n)[^=]*)=/d' /opt/lt/constraints.txt > /opt/lt/image-constraints.txt \
     && pip install --no-cache-dir -c /opt/lt/image-constraints.txt "torch==${TORCH_VERSION}" "/opt/lt/shared[s3]" \
-        "/opt/lt/tools/preprocess[parquet,s3]" "/opt/lt/tools/train[flash,muon,s3,tensorboard,wandb]" \
+        "/opt/lt/tools/preprocess[parquet,s3,hf,lz4,language]" "/opt/lt/tools/train[flash,muon,s3,tensorboard,wandb]" \
         /opt/lt/tools/convert /opt/lt/tools/monitor \
     && lt-train --version && lt-preprocess --version && lt-convert --version && lt-monitor --version

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import IO, Any, TypeVar
 
+from lt_shared import credentials
 from lt_shared.console import BadConfig, BadData, IoFailure, NoInput, Unavailable, warn
 from lt_shared.files import ownership
 from lt_shared.files.local_files import creating, filling, publish_file, writing
@@ -28,6 +29,8 @@ WARNING_SECONDS = 10
 _warning = threading.Lock()
 _warned: float | None = None
 FAILING = "the store or the network fails: run the same command again later"
+HUB = "hf://"
+_HUB_HINT = "a private or gated repository needs HF_TOKEN, or hf auth login; the address is hf://datasets/OWNER/NAME/PATH"
 # Errors of botocore that another attempt may heal.
 DAMAGED_ANSWERS = {"FlexibleChecksumError"}
 
@@ -54,7 +57,8 @@ def store_of(path: str, connections: int | None = None) -> tuple[Any, str]:
     try:
         filesystem, key = fsspec.url_to_fs(path, **options)
     except (ImportError, ValueError) as error:
-        raise Unavailable(f"{path}: {error}", "install the filesystem package, e.g. pip install s3fs for s3://") from None
+        package = "huggingface_hub for hf://" if path.startswith(HUB) else "s3fs for s3://"
+        raise Unavailable(f"{path}: {error}", f"install the filesystem package, e.g. pip install {package}") from None
     except TypeError:
         raise Unavailable(
             f"{path}: this kind of store needs more than an address", "copy the files to disk or to s3://"
@@ -76,11 +80,13 @@ def retry(operation: Callable[[], Result], what: str) -> Result:
         except NotImplementedError:
             raise Unavailable(f"{what}: this kind of store is read-only", "write to a local path or to s3://") from None
         except (*_client_errors(), *_transfer_errors()) as error:
+            # A server may repeat the token that it refuses.
+            reason = f"{what}: {credentials.without_tokens(str(error))}"
             if isinstance(error, _client_errors()) and type(error).__name__ not in DAMAGED_ANSWERS:
-                raise Unavailable(f"{what}: {error}", _remedy(error)) from None
+                raise Unavailable(reason, _remedy(error)) from None
             if attempt == REMOTE_ATTEMPTS - 1:
-                raise IoFailure(f"{what}: {error}", FAILING) from error
-            warn_seldom(f"{what}: {error}: asking again")
+                raise IoFailure(reason, FAILING) from None
+            warn_seldom(f"{reason}: asking again")
             time.sleep(2**attempt)
     raise AssertionError("unreachable")
 
@@ -111,9 +117,15 @@ def _remedy(error: Exception) -> str:
 
 
 def _transfer_errors() -> tuple[type[Exception], ...]:
-    """Return the exceptions of failed connections and truncated answers. Some of aiohttp's are not OSErrors."""
-    aiohttp = sys.modules.get("aiohttp")
-    return (OSError, aiohttp.ClientError) if aiohttp else (OSError,)
+    """Return the exceptions of failed connections and truncated answers. Those of some libraries are not OSErrors."""
+    # httpx2 is the library of huggingface_hub from 2.0 on.
+    modules = (("aiohttp", "ClientError"), ("httpx", "TransportError"), ("httpx2", "TransportError"))
+    return (OSError, *(getattr(sys.modules[module], name) for module, name in modules if module in sys.modules))
+
+
+def no_such_file(name: str) -> NoInput:
+    """The error of a missing file. The Hub answers alike for what an account may not see."""
+    return NoInput(f"{name}: no such file", _HUB_HINT if name.startswith(HUB) else None)
 
 
 def exists(path: str | os.PathLike[str]) -> bool:
@@ -131,7 +143,7 @@ def size_bytes(path: str | os.PathLike[str]) -> int:
         filesystem, key = store_of(os.fspath(path))
         return retry(lambda: int(filesystem.size(key)), os.fspath(path))
     except FileNotFoundError:
-        raise NoInput(f"{os.fspath(path)}: no such file") from None
+        raise no_such_file(os.fspath(path)) from None
 
 
 def fingerprint(path: str | os.PathLike[str], refresh: bool = False) -> dict[str, str | int]:
@@ -151,7 +163,7 @@ def fingerprint(path: str | os.PathLike[str], refresh: bool = False) -> dict[str
             return {"path": filesystem.unstrip_protocol(key), "version": str(version)}
         status = os.stat(name)
     except FileNotFoundError:
-        raise NoInput(f"{name}: no such file") from None
+        raise no_such_file(name) from None
     return {"path": os.path.abspath(name), "size_bytes": status.st_size, "mtime_ns": status.st_mtime_ns}
 
 
@@ -171,7 +183,7 @@ def reading(name: str) -> Iterator[None]:
     try:
         yield
     except FileNotFoundError:
-        raise NoInput(f"{name}: no such file") from None
+        raise no_such_file(name) from None
     except PermissionError:
         raise NoInput(f"{name}: permission denied") from None
     except IsADirectoryError:
@@ -205,7 +217,7 @@ def read_range(path: str | os.PathLike[str], begin: int, end: int) -> bytes:
     try:
         return retry(lambda: bytes(filesystem.cat_file(key, start=begin, end=end)), name)
     except FileNotFoundError:
-        raise NoInput(f"{name}: no such file") from None
+        raise no_such_file(name) from None
 
 
 def read_ranges(ranges: Sequence[tuple[str, int, int]]) -> list[bytes]:
@@ -243,14 +255,19 @@ def expand(patterns: Sequence[str]) -> list[str]:
             continue
         matching_paths = _glob_remote(pattern) if is_remote(pattern) else glob.glob(pattern, recursive=True)
         if not matching_paths:
-            raise NoInput(f"{pattern}: no file matches", "look at the directory with ls; * does not match / nor a leading dot")
+            hint = _HUB_HINT if pattern.startswith(HUB) else "look at the directory with ls; * does not match / nor a leading dot"
+            raise NoInput(f"{pattern}: no file matches", hint)
         paths.extend(sorted(matching_paths))
     return paths
 
 
 def _glob_remote(pattern: str) -> list[str]:
     filesystem, key = store_of(pattern)
-    return [filesystem.unstrip_protocol(match) for match in retry(lambda: filesystem.glob(key), pattern)]
+    try:
+        matching_keys = retry(lambda: filesystem.glob(key), pattern)
+    except FileNotFoundError:
+        return []
+    return [filesystem.unstrip_protocol(match) for match in matching_keys]
 
 
 def sizes_below(url: str) -> dict[str, int]:

@@ -7,6 +7,7 @@ not their paths: the same tokenizer has the same hash on every machine.
 
 import contextlib
 import dataclasses
+import functools
 import hashlib
 import json
 import os
@@ -98,6 +99,15 @@ class TokenizerFiles:
 
     def sha256(self) -> str:
         """Hash the kind, every defining file's content and the companions' additions."""
+        return _hash(self, self._state())
+
+    def _state(self) -> tuple[tuple[int, ...], ...]:
+        """Tell when the files were written: what is known of them holds until this changes."""
+        paths = (*self.files, *self.companions, self.directory / MODEL_CONFIGURATION)
+        states = (os.stat(path) for path in paths if path.exists())
+        return tuple((state.st_ino, state.st_size, state.st_mtime_ns) for state in states)
+
+    def _digest(self) -> str:
         digest = hashlib.sha256(self.kind.encode())
         for path in self.files:
             digest.update(hashlib.sha256(path.read_bytes()).digest())
@@ -131,6 +141,9 @@ class TokenizerFiles:
 
     def configuration(self) -> Configuration:
         """Read the settings in the companions. Raises BadData as `configuration.read`."""
+        return _configuration(self, self._state())
+
+    def _configuration(self) -> Configuration:
         if self.kind != "tokenizer.json":
             return configuration.read(self.companions, self.kind == "sentencepiece")
         return self._configured_by(self.model_configuration())
@@ -165,6 +178,16 @@ class TokenizerFiles:
             copy = directory / name
             copy.parent.mkdir(parents=True, exist_ok=True)
             storage.write_bytes(copy, content)
+
+
+@functools.lru_cache(maxsize=4)
+def _hash(files: TokenizerFiles, state: tuple[tuple[int, ...], ...]) -> str:
+    return files._digest()
+
+
+@functools.lru_cache(maxsize=4)
+def _configuration(files: TokenizerFiles, state: tuple[tuple[int, ...], ...]) -> Configuration:
+    return files._configuration()
 
 
 def _is_byte_level(path: Path) -> bool:

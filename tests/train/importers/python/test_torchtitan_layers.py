@@ -108,3 +108,29 @@ def test_documents_packed_as_wholes_are_other_data(tmp_path: Path) -> None:
     assert "without program.dataloader" in refusal(written(text, tmp_path))
     text = text.replace("FirstFitPackingConfig", "ConcatThenSplitPackingConfig")
     assert not refusal(written(text, tmp_path))
+
+
+FLOAT8 = "Float8LinearConverter.Config(recipe_name='rowwise', filter_fqns=['lm_head'])"
+
+
+@pytest.mark.parametrize(
+    ("converter", "options_or_error"),
+    [
+        (FLOAT8, {"fp8-format": "hybrid", "fp8-recipe": "rowwise", "num-layers": 4}),
+        ("MXFP8LinearConverter.Config()", "another run would result, without model.converters"),
+        ("LoRAConverter.Config(rank=8)", "another run would result, without model.converters"),
+    ],
+)
+def test_converters_of_linear_layers(converter: str, options_or_error: dict[str, object] | str, tmp_path: Path) -> None:
+    """As model_registry has applied them to the model's configuration since April 2026."""
+    text = TITAN.replace(
+        "    return ModelSpec(",
+        f"    for converter in [{converter}]:\n        model = converter.build().convert(model)\n    return ModelSpec(",
+    )
+    text = f"from torchtitan.components.lora import LoRAConverter\n{text}"
+    text = f"from torchtitan.components.quantization import Float8LinearConverter, MXFP8LinearConverter\n{text}"
+    if isinstance(options_or_error, str):
+        assert options_or_error in refusal(written(text, tmp_path))
+    else:
+        found = options(written(text, tmp_path))
+        assert {name: found.get(name) for name in options_or_error} == options_or_error

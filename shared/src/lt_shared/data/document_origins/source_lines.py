@@ -157,7 +157,17 @@ def _decompressed(stored: IO[bytes]) -> tuple[IO[bytes], bool]:
         return lzma.open(stored, "rb"), False
     if start.startswith(b"\x28\xb5\x2f\xfd") or (start[:1] and start[0] & 0xF0 == 0x50 and start[1:4] == b"\x2a\x4d\x18"):
         return _zstd(stored), False
+    if start.startswith(b"\x04\x22\x4d\x18"):
+        return _lz4(stored), False
     return stored, True
+
+
+def _lz4(stored: IO[bytes]) -> IO[bytes]:
+    try:
+        opened: IO[bytes] = importlib.import_module("lz4.frame").open(stored, "rb")
+    except ImportError:
+        raise IoFailure("compressed with lz4, which needs the package lz4", "pip install lz4") from None
+    return opened
 
 
 def _zstd(stored: IO[bytes]) -> IO[bytes]:

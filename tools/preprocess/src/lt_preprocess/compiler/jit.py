@@ -59,17 +59,34 @@ class Kernel:
 
         with _COMPILING:
             if kinds not in self._entries:
-                name = f"{self._function.__module__.rpartition('.')[2]}.{self._function.__qualname__}"
-                digest = hashlib.sha256(marshal.dumps(self._function.__code__))
-                digest.update(f"{self._function.__module__} {kinds} {machine_code.processor()}".encode())
-                entry = f"{name}-{digest.hexdigest()[:16]}"
-                directory = cache_directory()
-                path = None if directory is None else directory / f"{entry}.o"
+                entry, path = self._entry(kinds)
                 code = None if path is None else machine_code.read(path)
                 if code is None:
                     code = self._compiled(kinds, entry, path)
                 self._entries[kinds] = machine_code.load(code, entry)
             return self._entries[kinds]
+
+    def interpreted(self, *arguments: Any) -> Any:
+        """Call the function as Python, which is slow, and possible for one that has no intrinsics."""
+        return self._function(*arguments)
+
+    def is_cached(self, *arguments: Any) -> bool:
+        """Whether a call with such arguments compiles nothing."""
+        words: list[int] = []
+        kinds = tuple([flatten(argument, words) for argument in arguments])
+        path = self._entry(kinds)[1]
+        return kinds in self._entries or (path is not None and path.exists())
+
+    def _entry(self, kinds: tuple[Kind, ...]) -> tuple[str, Path | None]:
+        """Return the name of the machine code for these argument kinds, and where it is cached."""
+        from lt_preprocess.compiler import machine_code
+
+        name = f"{self._function.__module__.rpartition('.')[2]}.{self._function.__qualname__}"
+        digest = hashlib.sha256(marshal.dumps(self._function.__code__))
+        digest.update(f"{self._function.__module__} {kinds} {machine_code.processor()}".encode())
+        entry = f"{name}-{digest.hexdigest()[:16]}"
+        directory = cache_directory()
+        return entry, None if directory is None else directory / f"{entry}.o"
 
     def _compiled(self, kinds: tuple[Kind, ...], entry: str, path: Path | None) -> bytes:
         from lt_preprocess.compiler import machine_code
@@ -86,6 +103,20 @@ class Kernel:
                 # Without space on disk, compiled code is used but not cached.
                 _warn_that_nothing_is_cached(path.parent, error.strerror or str(error))
         return code
+
+
+_avoids_compiling = False
+
+
+def avoid_compiling(is_short: bool) -> None:
+    """Let `is_ready` refuse kernels whose machine code is not cached, because a short run ends sooner without them."""
+    global _avoids_compiling
+    _avoids_compiling = is_short
+
+
+def is_ready(function: Callable[..., Any], *arguments: Any) -> bool:
+    """Whether to call a kernel with such arguments. A caller with another way asks; see `avoid_compiling`."""
+    return not _avoids_compiling or cast(Kernel, function).is_cached(*arguments)
 
 
 def _number_of_results(function: Callable[..., Any]) -> int:

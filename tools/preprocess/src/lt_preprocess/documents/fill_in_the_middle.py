@@ -94,10 +94,12 @@ class FillInTheMiddle:
         prefix, middle, suffix = (
             np.array([self.tokens[name]], np.int32) for name in (self.prefix_token, self.middle_token, self.suffix_token)
         )
+        # Making a RandomState asks the system for entropy, which takes longer than all else; seeding one again does not.
+        random = np.random.RandomState(0)
         parts: list[bytes] = []
         suffix_is_first: list[bool | None] = []
         for text in texts.to_list():
-            arrangement = self._arrangement(text)
+            arrangement = self._arrangement(text, random)
             suffix_is_first.append(None if arrangement is None else arrangement[1])
             parts += [text] if arrangement is None else arrangement[0]
         ids, lengths = encoder.encode(Texts.from_list(parts))
@@ -118,11 +120,11 @@ class FillInTheMiddle:
             rearranged += pieces
         return np.concatenate([np.zeros(0, np.int32), *rearranged]), text_lengths
 
-    def _arrangement(self, text: bytes) -> tuple[list[bytes], bool] | None:
-        """Prefix, middle and suffix of a text, and whether the suffix comes first; None for an unchanged text."""
+    def _arrangement(self, text: bytes, random: np.random.RandomState) -> tuple[list[bytes], bool] | None:
+        """Prefix, middle and suffix of a text, and whether the suffix comes first; None for an unchanged text. Seeds `random`."""
         key = self.seed.to_bytes(8, "little")
         digest = hashlib.blake2b(text, digest_size=SEED_BYTES, key=key).digest()
-        random = np.random.RandomState(int.from_bytes(digest, "little"))
+        random.seed(int.from_bytes(digest, "little"))
         if not random.binomial(1, self.rate):
             return None
         characters = text.decode()

@@ -12,12 +12,12 @@ import functools
 import queue
 from collections.abc import Callable, Generator, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
 from lt_preprocess.curation.documents import LineStarts, with_line_starts
-from lt_preprocess.curation.rules import Curator
 from lt_preprocess.documents.assembly import Documents
 from lt_preprocess.documents.recipe import Recipe
 from lt_preprocess.pipeline.removals import NOTHING_REMOVED, Removed, curate, curate_by_tokens
@@ -27,6 +27,9 @@ from lt_preprocess.readers.jsonl import LinesChunk
 from lt_preprocess.readers.records import RowChunk
 from lt_preprocess.tokenizers.base import Encoder
 from lt_shared.data.document_origins.origins import Kind
+
+if TYPE_CHECKING:
+    from lt_preprocess.curation.curator import Curator
 
 CHUNKS_IN_FLIGHT_PER_WORKER = 2
 
@@ -105,7 +108,7 @@ class Encoded:
         return np.searchsorted(self.sources, np.arange(self.input_documents + 1))
 
 
-def _encode(chunk: Chunk, recipe: Recipe, encoder: Encoder, curator: Curator | None) -> Encoded:
+def _encode(chunk: Chunk, recipe: Recipe, encoder: Encoder, curator: "Curator | None") -> Encoded:
     line_starts = LineStarts()
     if curator is not None and curator.needs_positions:
         chunk, line_starts = with_line_starts(chunk)
@@ -144,7 +147,7 @@ def _offset_of_line(chunk: Chunk, line: int) -> int:
 
 
 def encode(
-    chunks: Iterable[Chunk], encoders: Sequence[Encoder], recipe: Recipe, curator: Curator | None = None
+    chunks: Iterable[Chunk], encoders: Sequence[Encoder], recipe: Recipe, curator: "Curator | None" = None
 ) -> Generator[Encoded, None, None]:
     """Encode chunks on one thread per encoder; yields one result per chunk, in order. `curator` removes documents."""
     idle: queue.SimpleQueue[Encoder] = queue.SimpleQueue()

@@ -16,13 +16,11 @@ import re
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from lt_preprocess.curation.duplicates import DuplicateList
 from lt_preprocess.curation.rules import NO_RULES, Rules
-from lt_preprocess.curation.signature_files import Compared
 from lt_preprocess.documents import recipe as recipes
 from lt_preprocess.documents.document_form import DocumentForm
 from lt_preprocess.documents.fill_in_the_middle import FillInTheMiddle
@@ -32,11 +30,14 @@ from lt_preprocess.readers.slices import Slice
 from lt_preprocess.tokenizers import beginning_of_document
 from lt_preprocess.tokenizers import loading as tokenizers
 from lt_preprocess.tokenizers.base import SpecialTokens, Tokenizer
-from lt_shared.console import BadConfig, CannotCreate, UsageError, warn
+from lt_shared.console import BadConfig, CannotCreate, UsageError, note, warn
 from lt_shared.contracts import manifest
 from lt_shared.data import indexed_dataset
 from lt_shared.files import storage
 from lt_shared.tokenizers.tokenizer_files import TokenizerFiles
+
+if TYPE_CHECKING:
+    from lt_preprocess.curation.duplicates import DuplicateList
 
 RESULT_VERSION = 2
 """Raised when the same inputs, tokenizer and options give other bytes than in an earlier version."""
@@ -116,11 +117,15 @@ class Plan:
     rules_fingerprint: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     @property
-    def duplicates(self) -> DuplicateList | None:
+    def duplicates(self) -> "DuplicateList | None":
         """The duplicates to remove. Raises as `DuplicateList`."""
         path, options = self.options.rules.duplicates, self.options
-        compared = Compared(options.json_keys, options.sample_by, options.template)
-        return None if path is None else DuplicateList(path, self.sources, compared)
+        if path is None:
+            return None
+        from lt_preprocess.curation.duplicates import DuplicateList
+        from lt_preprocess.curation.signature_files import Compared
+
+        return DuplicateList(path, self.sources, Compared(options.json_keys, options.sample_by, options.template))
 
     @property
     def dtype(self) -> str:
@@ -256,6 +261,8 @@ def plan(
         warn(f"{empty[0]}{more}: empty: a failed copy, or no documents")
     if bos_token is not None:
         options = dataclasses.replace(options, bos=_bos(loaded, files, bos_token))
+    elif bos := beginning_of_document.added_by_template(files):
+        note(f"{files.name}: transformers begins texts with {bos}; --prepend-bos begins documents with it")
     if options.fim is not None:
         options = dataclasses.replace(options, fim=options.fim.resolved(loaded))
     if options.dtype is not None and loaded.vocab_size - 1 > np.iinfo(options.dtype).max:

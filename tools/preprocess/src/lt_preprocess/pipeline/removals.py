@@ -5,17 +5,20 @@ import itertools
 import operator
 from collections import Counter
 from collections.abc import Callable, Iterable
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from lt_preprocess.curation.documents import LineStarts
-from lt_preprocess.curation.rules import Curator, Removals
+from lt_preprocess.curation.rules import Removals
 from lt_preprocess.documents.special_token_filter import bad_lines_of
 from lt_preprocess.readers.batch import BadLine, Batch
 from lt_preprocess.readers.chunks import Chunk
 from lt_preprocess.texts import Lengths
 from lt_preprocess.tokenizers.base import Ids
+
+if TYPE_CHECKING:
+    from lt_preprocess.curation.curator import Curator
 
 EXAMPLES_PER_KIND = 100
 """Removed documents that a part keeps in its quarantine file."""
@@ -69,7 +72,7 @@ def subtracted(counts: Counts, less: Counts) -> Counts:
 
 
 def curate(
-    chunk: Chunk, batch: Batch, json_keys: tuple[str, ...], curator: Curator, line_starts: LineStarts
+    chunk: Chunk, batch: Batch, json_keys: tuple[str, ...], curator: "Curator", line_starts: LineStarts
 ) -> tuple[Batch, Removed]:
     """Apply the rules that need no tokens."""
     removals = curator.removals(chunk, batch, line_starts)
@@ -77,7 +80,7 @@ def curate(
 
 
 def curate_by_tokens(
-    chunk: Chunk, batch: Batch, encodings: Encodings, json_keys: tuple[str, ...], curator: Curator, removed: Removed
+    chunk: Chunk, batch: Batch, encodings: Encodings, json_keys: tuple[str, ...], curator: "Curator", removed: Removed
 ) -> tuple[Batch, Encodings, Removed]:
     """Apply the limits in tokens to the encoded documents; `encodings` has one item per column."""
     documents = len(batch.columns[0].texts_per_document)

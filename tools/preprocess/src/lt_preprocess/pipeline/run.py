@@ -8,13 +8,14 @@ rest.
 import contextlib
 import dataclasses
 import itertools
+import os
 import re
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from lt_preprocess.compiler import jit
-from lt_preprocess.curation.rules import NO_RULES, Curator
+from lt_preprocess.curation.rules import NO_RULES
 from lt_preprocess.pipeline import encoding, journal, removals
 from lt_preprocess.pipeline.encoding import Encoded
 from lt_preprocess.pipeline.journal import Journal
@@ -26,10 +27,15 @@ from lt_preprocess.readers import inputs, json_batch, json_line
 from lt_preprocess.readers.batch import BadLine
 from lt_preprocess.readers.byte_ranges import BYTE_ORDER_MARK
 from lt_preprocess.readers.slices import Slice
+from lt_preprocess.tokenizers import self_check
 from lt_preprocess.tokenizers.base import Encoder
 from lt_shared.console import BadData, NoInput, Progress, note, warn
 from lt_shared.contracts import manifest
 from lt_shared.data.indexed_dataset import Extent
+from lt_shared.files import storage
+
+if TYPE_CHECKING:
+    from lt_preprocess.curation.curator import Curator
 
 JOURNAL_INTERVAL_SECONDS = 5.0
 MAX_SYNC_SHARE = 0.1
@@ -118,7 +124,7 @@ class _Run:
 
     def _tokenize(self, workers: int) -> None:
         plan = self._plan
-        curator = None if plan.options.rules == NO_RULES else Curator(plan.options.rules, plan.duplicates)
+        curator = _curator(plan)
         encoders = _prepared_encoders(plan, workers)
         if curator is not None:
             jit.apart(curator.prepare)
@@ -252,13 +258,34 @@ class _Run:
             raise NoInput(f"{names}: {them}, all without text", f"is it right that the text is in {keys}?")
 
 
+def _curator(plan: Plan) -> "Curator | None":
+    if plan.options.rules == NO_RULES:
+        return None
+    # Loaded for runs with rules only: it takes 10 ms.
+    from lt_preprocess.curation.curator import Curator
+
+    return Curator(plan.options.rules, plan.duplicates)
+
+
 def _prepared_encoders(plan: Plan, workers: int) -> list[Encoder]:
+    jit.avoid_compiling(_is_short(plan.paths))
+    encoder = plan.tokenizer.uncompiled_encoder() if _is_short(plan.paths) else None
+    if encoder is not None:
+        return [encoder] * workers
+
     def prepare() -> list[Encoder]:
         json_batch.prepare()
         plan.recipe.form.prepare()
         return [plan.tokenizer.new_encoder() for _ in range(workers)]
 
     return jit.apart(prepare)
+
+
+def _is_short(paths: list[str]) -> bool:
+    """Whether the inputs are files with so little text that compiling takes longer than the rest of the run."""
+    if not all(path != inputs.STDIN and not storage.is_remote(path) and os.path.isfile(path) for path in paths):
+        return False
+    return sum(os.path.getsize(path) for path in paths) <= self_check.FEW_BYTES
 
 
 def _added(counts: tuple[int, ...], encoded: Encoded) -> tuple[int, ...]:

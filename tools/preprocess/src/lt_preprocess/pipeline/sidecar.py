@@ -8,6 +8,7 @@ do. `run` is equal for every shard of a run, so that shards of different runs ar
 """
 
 import dataclasses
+import glob
 import hashlib
 import platform
 from concurrent.futures import ThreadPoolExecutor
@@ -21,7 +22,7 @@ from lt_preprocess.pipeline.plan import REQUESTS_AT_ONCE, Plan
 from lt_preprocess.pipeline.state import State
 from lt_preprocess.readers import inputs
 from lt_shared import credentials, installed_versions
-from lt_shared.console import BadData, NoInput, warn
+from lt_shared.console import BadData, CannotCreate, NoInput, warn
 from lt_shared.contracts import manifest
 from lt_shared.data import indexed_dataset
 from lt_shared.data.document_origins.origins import KEY, File
@@ -93,7 +94,14 @@ def _sources(plan: Plan, state: State) -> list[dict[str, Any]] | None:
         return []
     read = plan.sources[state.first_input : state.last_input + 1]
     with ThreadPoolExecutor(REQUESTS_AT_ONCE) as pool:
-        return list(pool.map(_with_hash, read))
+        return list(pool.map(_unchanged, read))
+
+
+def _unchanged(source: dict[str, Any]) -> dict[str, Any]:
+    """The source with its hash. Raises BadData if the file is not the one that was planned: it changed before it was read."""
+    if not storage.is_remote(source["path"]) and storage.fingerprint(source["path"]) != source:
+        raise BadData(f"{source['path']}: changed while it was read", "start again when nothing writes to it any more")
+    return _with_hash(source)
 
 
 def _with_hash(source: dict[str, Any]) -> dict[str, Any]:
@@ -171,6 +179,7 @@ def check_corpus(plan: Plan) -> None:
 
     A dataset is replaced if its inputs are the plan's, if files were added to the inputs, or if the inputs were moved.
     """
+    _check_quarantine(plan)
     part = 0
     while any(storage.exists(indexed_dataset.idx_path(prefix)) for prefix in plan.dataset_prefixes(part)):
         for prefix in plan.dataset_prefixes(part):
@@ -180,6 +189,21 @@ def check_corpus(plan: Plan) -> None:
         part += 1
 
 
+def _check_quarantine(plan: Plan) -> None:
+    """Raise CannotCreate when the file of bad lines belongs to a dataset of another key, which keeps its output."""
+    path = plan.quarantine_path(0)
+    if storage.is_remote(path) or not storage.exists(path):
+        return
+    for sidecar_path in sorted(glob.glob(f"{glob.escape(plan.part_prefix(0))}_*_document.json")):
+        prefix = sidecar_path.removesuffix(".json")
+        if prefix in plan.dataset_prefixes(0):
+            continue
+        record = read(prefix) or {}
+        counts, options = record.get("counts") or {}, record.get("options") or {}
+        if counts.get("bad_lines") and options.get("on_error") == "quarantine":
+            raise CannotCreate(f"{path}: holds the bad lines of {prefix}", replacement.HINT)
+
+
 def _documents_not_read(prefix: str, plan: Plan) -> str | None:
     """Which documents of an existing dataset the plan does not read, in words; None when it reads them all."""
     if not storage.exists(indexed_dataset.idx_path(prefix)):
@@ -187,7 +211,9 @@ def _documents_not_read(prefix: str, plan: Plan) -> str | None:
     if not storage.exists(manifest.sidecar_path(prefix)):
         return replacement.OF_ANOTHER_TOOL
     record = read(prefix)
-    if record is None or "sources" not in record:
+    if record is None:
+        return "documents that its damaged sidecar does not name"
+    if "sources" not in record:
         return None
     stored_sources: list[dict[str, Any]] | None = record["sources"]
     if stored_sources is None and plan.sources is None:

@@ -9,7 +9,15 @@ from typing import Any
 
 import numpy as np
 
-from lt_preprocess.readers.arrow_rows import Columns, RowsChunk, WaitingRows, is_list, load_pyarrow, text_bytes_of_rows
+from lt_preprocess.readers.arrow_rows import (
+    Columns,
+    RowsChunk,
+    WaitingRows,
+    dictionary_indices,
+    is_list,
+    load_pyarrow,
+    text_bytes_of_rows,
+)
 from lt_preprocess.readers.byte_stream import READ_BYTES, ByteStream
 from lt_preprocess.readers.chunks import Position
 from lt_shared.console import BadData
@@ -94,8 +102,8 @@ def _check(array: Any) -> None:
     pyarrow = load_pyarrow()
     kind = array.type
     if pyarrow.types.is_dictionary(kind):
-        indices = array.indices.drop_null().to_numpy(zero_copy_only=False)
-        if len(indices) and not 0 <= int(indices.min()) <= int(indices.max()) < len(array.dictionary):
+        indices = dictionary_indices(array)
+        if array.null_count < len(array) and not 0 <= int(indices.min()) <= int(indices.max()) < len(array.dictionary):
             raise ValueError("an index beyond the dictionary")
         _check(array.dictionary)
     elif pyarrow.types.is_string_view(kind):

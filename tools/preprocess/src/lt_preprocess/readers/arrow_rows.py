@@ -7,23 +7,30 @@ a file without the column is an error. Chunks have about 1 MiB of text; decoded 
 import dataclasses
 import itertools
 import json
+import os
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from lt_preprocess.readers import chunks, json_line, text_keys, utf8
 from lt_preprocess.readers.batch import BadLine, Batch, ChunkLines, Column
-from lt_preprocess.readers.chunks import Position
+from lt_preprocess.readers.chunks import MARGIN_BYTES, Position
 from lt_preprocess.readers.records import RowChunk
 from lt_preprocess.texts import PADDING_BYTES, Lengths, Texts
 from lt_shared.console import BadData, Unavailable
 from lt_shared.data.document_origins import key_paths
 
+_ROW_BYTES = 16
+"""Added to the text of a row, as its JSON line adds bytes: a chunk of short rows has no more rows than a chunk of lines."""
+
 
 def load_pyarrow() -> Any:
+    # pyarrow's mimalloc keeps the memory of large pages that were freed. A row of 150 MB: 1,155 MiB at most, with malloc 930.
+    os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")
     try:
-        import pyarrow.compute
+        import pyarrow.ipc
         import pyarrow.parquet
     except ImportError:
         raise Unavailable("reading Parquet and Arrow needs pyarrow", "pip install 'lt-preprocess[parquet]'") from None
@@ -32,7 +39,7 @@ def load_pyarrow() -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class RowsChunk(RowChunk):
-    """Rows as one Arrow array per key."""
+    """Rows as one chunked Arrow array per key."""
 
     arrays: list[Any]
 
@@ -68,24 +75,51 @@ def _as_json(scalar: Any) -> Any:
 
 
 def _flat(array: Any) -> tuple[Texts, Lengths]:
-    """All texts of an array, empty and null ones too, and the number of texts in each row."""
+    """All texts of a chunked array, empty and null ones too, and the number of texts in each row."""
     if not is_list(array.type):
-        return _texts(array), np.ones(len(array), np.int64)
-    lengths = array.value_lengths().fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64)
-    return _texts(array.flatten()), lengths
+        return _texts(array.chunks), np.ones(len(array), np.int64)
+    lengths = np.concatenate([np.zeros(0, np.int64), *map(_list_lengths, array.chunks)])
+    return _texts([part.flatten() for part in array.chunks]), lengths
 
 
-def _texts(array: Any) -> Texts:
-    """Copies the texts of an Arrow array of large strings; a null has no bytes."""
-    _, offset_buffer, data_buffer = array.buffers()
-    if len(array) == 0:
-        return Texts.from_list([])
-    offsets = np.frombuffer(offset_buffer, np.int64)[array.offset : array.offset + len(array) + 1]
-    first, size = int(offsets[0]), int(offsets[-1] - offsets[0])
-    data = np.zeros(size + PADDING_BYTES, np.uint8)
-    if size:
-        data[:size] = np.frombuffer(data_buffer, np.uint8, size, first)
-    return Texts(data, offsets - first)
+def _list_lengths(array: Any) -> Lengths:
+    """Return the number of items of each list; a null has none, whatever its offsets say."""
+    lengths = np.diff(_offsets(array))
+    lengths[_nulls(array)] = 0
+    return lengths
+
+
+def _nulls(array: Any) -> npt.NDArray[np.int64]:
+    """Return the numbers of the rows that are null. pyarrow's own conversion imports pandas, 0.2 s and 40 MB."""
+    if array.null_count == 0:
+        return np.zeros(0, np.int64)
+    if load_pyarrow().types.is_null(array.type):
+        return np.arange(len(array))
+    [validity, *_] = array.buffers()
+    bits = np.unpackbits(np.frombuffer(validity, np.uint8), bitorder="little")
+    return np.flatnonzero(bits[array.offset :][: len(array)] == 0)
+
+
+def _nulls_of_chunks(arrays: list[Any]) -> list[int]:
+    """Return the numbers of the null rows among all rows of arrays that follow one another."""
+    firsts = itertools.accumulate(map(len, arrays), initial=0)
+    return [first + int(row) for first, array in zip(firsts, arrays, strict=False) for row in _nulls(array)]
+
+
+def _texts(arrays: list[Any]) -> Texts:
+    """Copy the texts of arrays of strings. A null has no bytes. MARGIN_BYTES before the first text may be read."""
+    of_arrays = [_offsets(array) for array in arrays]
+    sizes = [int(offsets[-1] - offsets[0]) for offsets in of_arrays]
+    # The joined offsets: each array's own, moved to the end of the texts before.
+    ends = np.cumsum([0, *sizes]).tolist()
+    moved = [offsets[1:] - offsets[0] + end for offsets, end in zip(of_arrays, ends, strict=False)]
+    buffer = np.empty(MARGIN_BYTES + ends[-1] + PADDING_BYTES, np.uint8)
+    buffer[:MARGIN_BYTES] = buffer[MARGIN_BYTES + ends[-1] :] = 0
+    data = buffer[MARGIN_BYTES:]
+    for array, offsets, size, begin in zip(arrays, of_arrays, sizes, ends, strict=False):
+        if size:
+            data[begin : begin + size] = np.frombuffer(array.buffers()[2], np.uint8, size, int(offsets[0]))
+    return Texts(data, np.concatenate([np.zeros(1, np.int64), *moved]))
 
 
 def is_list(kind: Any) -> bool:
@@ -96,13 +130,13 @@ def is_list(kind: Any) -> bool:
 def _unusable(array: Any, key: str, texts: Texts, per_row: Lengths) -> Iterator[tuple[int, str]]:
     """The rows that are no document, and why."""
     if not text_keys.is_optional(key):
-        for row in np.flatnonzero(array.is_null().to_numpy(zero_copy_only=False)).tolist():
+        for row in _nulls_of_chunks(array.chunks):
             yield row, json_line.wrong_type(key, None)
     row_of_text = np.repeat(np.arange(len(per_row)), per_row)
-    if is_list(array.type) and (items := array.flatten()).null_count:
-        for text in np.flatnonzero(items.is_null().to_numpy(zero_copy_only=False)).tolist():
+    if is_list(array.type):
+        for text in _nulls_of_chunks([part.flatten() for part in array.chunks]):
             yield int(row_of_text[text]), json_line.wrong_type(key, [])
-    for text in utf8.invalid(texts):
+    for text in utf8.invalid(texts, has_margin=True):
         yield int(row_of_text[text]), f"{text_keys.name_of(key)!r} is invalid UTF-8"
 
 
@@ -130,6 +164,7 @@ class WaitingRows:
 
     def add(self, batch: Any, row_bytes: Lengths, first_row: int) -> Iterator[RowsChunk]:
         """Take a batch whose rows have so many bytes of text, and yield the chunks that are full."""
+        row_bytes = row_bytes + _ROW_BYTES
         for first, last in _cuts(row_bytes):
             size_bytes = int(row_bytes[first:last].sum())
             if self._rows and self._size_bytes + size_bytes > chunks.CHUNK_BYTES:
@@ -146,8 +181,9 @@ class WaitingRows:
             yield self._chunk()
 
     def _chunk(self) -> RowsChunk:
+        chunked = load_pyarrow().chunked_array
         arrays = [
-            _joined([batch.column(key).cast(kind) for batch in self._batches])
+            chunked([_as_type(batch.column(key), kind) for batch in self._batches], kind)
             for key, kind in zip(self._json_keys, self._types, strict=True)
         ]
         first_row, next_row = self._first_row, self._first_row + self._rows
@@ -155,8 +191,8 @@ class WaitingRows:
         return RowsChunk(self._source, Position(self._input_number, next_row, next_row + 1), first_row, arrays)
 
 
-def _joined(arrays: list[Any]) -> Any:
-    return arrays[0] if len(arrays) == 1 else load_pyarrow().concat_arrays(arrays)
+def _as_type(array: Any, kind: Any) -> Any:
+    return array if array.type == kind else array.cast(kind)
 
 
 def _cuts(row_bytes: Lengths) -> Iterator[tuple[int, int]]:
@@ -177,21 +213,39 @@ def text_bytes_of_rows(batch: Any) -> Lengths:
 def _sizes(array: Any) -> Lengths:
     pyarrow = load_pyarrow()
     if is_list(array.type):
-        lengths = array.value_lengths().fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64)
+        lengths = _list_lengths(array)
         before = np.concatenate([[0], np.cumsum(_sizes(array.flatten()))])
         ends = np.cumsum(lengths)
         sums: Lengths = before[ends] - before[ends - lengths]
         return sums
     if pyarrow.types.is_dictionary(array.type):
         lengths = _sizes(array.dictionary)
-        indices = array.indices.fill_null(0).to_numpy(zero_copy_only=False)
-        return lengths[indices] if len(lengths) else np.zeros(len(array), np.int64)
+        return lengths[dictionary_indices(array)] if len(lengths) else np.zeros(len(array), np.int64)
     if pyarrow.types.is_null(array.type):
         return np.zeros(len(array), np.int64)
     if pyarrow.types.is_string_view(array.type):
         array = array.cast(pyarrow.large_string())
-    sizes: Lengths = pyarrow.compute.binary_length(array).fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64)
-    return sizes
+    return np.diff(_offsets(array))
+
+
+def dictionary_indices(array: Any) -> Lengths:
+    """Return the index of each row in the dictionary, 0 for a null."""
+    indices = array.indices
+    if load_pyarrow().types.is_null(indices.type):
+        return np.zeros(len(array), np.int64)
+    stored = np.frombuffer(indices.buffers()[1], np.dtype(str(indices.type)))[indices.offset :][: len(indices)].astype(np.int64)
+    stored[_nulls(indices)] = 0
+    return stored
+
+
+def _offsets(array: Any) -> Lengths:
+    """Return where each text, or list, of an array begins in its buffer, and where the last ends. A null text has no bytes."""
+    offset_buffer = array.buffers()[1]
+    if len(array) == 0 or offset_buffer is None:
+        return np.zeros(len(array) + 1, np.int64)
+    types = load_pyarrow().types
+    dtype = np.int64 if types.is_large_string(array.type) or types.is_large_list(array.type) else np.int32
+    return np.frombuffer(offset_buffer, dtype)[array.offset :][: len(array) + 1].astype(np.int64)
 
 
 class Columns:
@@ -219,7 +273,11 @@ class Columns:
         if path is None:
             return load_pyarrow().nulls(len(batch))
         column = batch.column(path[0])
-        return load_pyarrow().compute.struct_field(column, list(path[1:])) if len(path) > 1 else column
+        if len(path) == 1:
+            return column
+        import pyarrow.compute
+
+        return pyarrow.compute.struct_field(column, list(path[1:]))
 
 
 def _path(source: str, schema: Any, key: str) -> tuple[str, ...] | None:
@@ -252,9 +310,9 @@ def _text_type(source: str, schema: Any, key: str, path: tuple[str, ...]) -> Any
     kind = _type_at(schema, path)
     text = pyarrow.large_string()
     if _is_text(kind):
-        return text
+        return kind if pyarrow.types.is_string(kind) else text
     if is_list(kind) and _is_text(kind.value_type):
-        return pyarrow.large_list(text)
+        return kind if pyarrow.types.is_string(kind.value_type) else pyarrow.large_list(text)
     name = text_keys.name_of(key)
     raise BadData(f"{source}: column {name!r} is of type {kind}, expected strings or lists of strings")
 

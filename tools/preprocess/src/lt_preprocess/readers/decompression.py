@@ -3,6 +3,7 @@
 The compression is recognised by the first bytes, not by the name. Several streams in one file (`cat a.gz b.gz`, bgzip, pzstd) are
 read one after the other, and a truncated stream is an error. However much a few bytes expand to, the content is returned 256 KiB
 at a time. MB of content a second on one thread: gzip 800 (ISA-L; zlib reaches 320), zstd 980, xz about 100, bzip2 about 30.
+lz4 needs the package of this name.
 """
 
 import bz2
@@ -13,7 +14,7 @@ from typing import Protocol
 
 from isal import igzip_lib
 
-from lt_shared.console import BadData
+from lt_shared.console import BadData, Unavailable
 
 if sys.version_info >= (3, 14):
     from compression import zstd
@@ -56,6 +57,15 @@ def _xz() -> Decompressor:
     return lzma.LZMADecompressor(memlimit=_XZ_MEMORY_BYTES)
 
 
+def _lz4() -> Decompressor:
+    try:
+        import lz4.frame
+    except ImportError:
+        raise Unavailable("reading lz4 needs the package lz4", "pip install 'lt-preprocess[lz4]'") from None
+    decompressor: Decompressor = lz4.frame.LZ4FrameDecompressor()
+    return decompressor
+
+
 def decompressor_for(start: bytes) -> Callable[[], Decompressor] | None:
     """Return the decompressor for a file that begins with the RECOGNISED_BYTES `start`; None if the file is not compressed."""
     if start.startswith(b"\x1f\x8b"):
@@ -67,6 +77,8 @@ def decompressor_for(start: bytes) -> Callable[[], Decompressor] | None:
         return _xz
     if start.startswith(b"BZh"):
         return bz2.BZ2Decompressor
+    if start.startswith(b"\x04\x22\x4d\x18"):
+        return _lz4
     return None
 
 
@@ -93,11 +105,12 @@ def decompressed(source: str, start: bytes, read: Callable[[], bytes]) -> Iterat
             raise BadData(f"{source}: the compressed data ends too early", "the file is truncated: copy it again")
         try:
             piece = decompressor.decompress(data, PIECE_BYTES)
-        except (OSError, EOFError, ValueError, lzma.LZMAError, zstd.ZstdError, igzip_lib.IsalError) as error:  # type: ignore[misc]  # a stub calls it an instance
+        except (OSError, EOFError, ValueError, RuntimeError, lzma.LZMAError, zstd.ZstdError, igzip_lib.IsalError) as error:  # type: ignore[misc]  # a stub calls it an instance
             raise BadData(f"{source}: damaged compressed data: {error}") from None
         data = b""
         if piece:
             yield piece
         if decompressor.eof:
-            data = decompressor.unused_data
+            # None from lz4 if there is none.
+            data = decompressor.unused_data or b""
             decompressor = None

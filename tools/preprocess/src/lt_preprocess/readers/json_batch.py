@@ -5,6 +5,7 @@ Lines that the scan does not understand go to a JSON parser one by one; those th
 
 import numpy as np
 
+from lt_preprocess.compiler import jit
 from lt_preprocess.readers import json_line, json_scan, text_keys, utf8
 from lt_preprocess.readers.batch import BadLine, Batch, ChunkLines, Column
 from lt_preprocess.readers.chunks import Lines
@@ -23,8 +24,12 @@ def prepare() -> None:
 
 def json_lines(lines: Lines, source: str, json_keys: tuple[str, ...]) -> Batch:
     """Blank lines are no documents and no errors."""
+    if any(map(text_keys.is_path, json_keys)):
+        return _parsed_lines(lines, source, json_keys)
     keys = _packed(json_keys)
     results = _allocated(len(json_keys), lines.end - lines.start)
+    if not jit.is_ready(json_scan.scan, lines.data, lines.start, lines.end, keys, results):
+        return _parsed_lines(lines, source, json_keys)
     bad_lines: list[BadLine] = []
     left_out: list[int] = []
     at = lines.start
@@ -46,6 +51,33 @@ def json_lines(lines: Lines, source: str, json_keys: tuple[str, ...]) -> Batch:
                 left_out.append(int(results.counts[1]))
         results.counts[1] += 1
         at = line_end + 1
+
+
+def _parsed_lines(lines: Lines, source: str, json_keys: tuple[str, ...]) -> Batch:
+    """Read every line with a JSON parser: the scan finds no keys in objects, and to call it for a line takes 0.1 ms."""
+    texts: list[list[bytes]] = [[] for _ in json_keys]
+    counts: list[list[int]] = [[] for _ in json_keys]
+    bad_lines: list[BadLine] = []
+    left_out: list[int] = []
+    content = lines.data[lines.start : lines.end].tobytes().split(b"\n")
+    if not content[-1]:
+        content.pop()
+    offset = lines.offset
+    for number, line in enumerate(content):
+        try:
+            of_keys = json_line.texts_of(line, json_keys) if line and not line.isspace() else None
+        except json_line.Unusable as reason:
+            bad_lines.append(BadLine(source, offset, str(reason), line, lines.numbered(number)))
+            of_keys = None
+        if of_keys is None:
+            left_out.append(number)
+        else:
+            for key, of_key in enumerate(of_keys):
+                texts[key] += of_key
+                counts[key].append(len(of_key))
+        offset += len(line) + 1
+    columns = [Column(Texts.from_list(of_key), np.array(count, np.int64)) for of_key, count in zip(texts, counts, strict=True)]
+    return Batch(columns, bad_lines, ChunkLines(lines.offset, len(content), left_out))
 
 
 def _chunk_lines(lines: Lines, results: ScanResults, bad: list[int]) -> ChunkLines:

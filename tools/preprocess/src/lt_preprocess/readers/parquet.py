@@ -15,10 +15,11 @@ from lt_preprocess.readers.chunks import Position
 from lt_preprocess.texts import Lengths
 from lt_shared.console import BadData
 
-FIRST_ROWS, FEWEST_ROWS, MOST_ROWS, GROWTH = 16, 8, 1024, 8
-"""Rows that are decoded at once: at first, when they are large, when they are small; and by what factor it grows."""
+MOST_ROWS, GROWTH = 1024, 8
+"""Rows that are decoded at once, from one on: at most, and by what factor their number grows."""
 
-MOST_TIMES_TOO_LARGE = 4
+MOST_TIMES_TOO_LARGE = 16
+"""How many times CHUNK_BYTES rows as large as the largest of the last rows may have together."""
 
 
 def row_chunks(
@@ -61,43 +62,34 @@ def _row_chunks(
 
 
 class _Step:
-    """How many rows are decoded at once, and at most."""
+    """How many rows to decode at once, for the whole file."""
 
-    rows = FIRST_ROWS
+    rows = 1
+
+    def adapt(self, row_bytes: Lengths) -> None:
+        """Choose the next number of rows by the size of the last rows."""
+        mean_bytes = int(row_bytes.sum()) // len(row_bytes) + 1
+        largest_bytes = int(row_bytes.max()) + 1
+        fitting = min(chunks.CHUNK_BYTES // mean_bytes, MOST_TIMES_TOO_LARGE * chunks.CHUNK_BYTES // largest_bytes)
+        self.rows = max(1, min(fitting, self.rows * GROWTH, MOST_ROWS))
 
 
 def _batches(file: Any, group: int, columns: Columns, begin: int, step: _Step) -> Iterator[tuple[Any, Lengths]]:
     """The rows of a row group from `begin` on, decoded a few at a time, and the bytes of text in each.
 
-    The library decodes a fixed number of rows at once, so another number means to decode the row group again up to here. That
-    happens when rows turn out small, at the beginning, and when they turn out large, each time by a factor.
+    pyarrow looks at the reader's batch size before every batch (seen in 15 and 26), so the number of rows follows their sizes.
     """
-    while begin < file.metadata.row_group(group).num_rows:
-        rows_at_once = step.rows
-        next_row = 0
-        for table in file.iter_batches(rows_at_once, [group], columns.names, use_threads=False):
-            first, next_row = next_row, next_row + len(table)
-            if next_row <= begin:
-                continue
-            batch = columns.select(table)
-            row_bytes = text_bytes_of_rows(batch)
+    next_row = 0
+    for table in file.iter_batches(step.rows, [group], columns.names, use_threads=False):
+        first, next_row = next_row, next_row + len(table)
+        batch = columns.select(table)
+        row_bytes = text_bytes_of_rows(batch)
+        if len(batch):
+            step.adapt(row_bytes)
+            file.reader.set_batch_size(step.rows)
+        if next_row > begin:
             skip = max(begin - first, 0)
             yield batch.slice(skip), row_bytes[skip:]
-            begin = next_row
-            step.rows = _next_rows(rows_at_once, int(row_bytes.sum()), len(batch))
-            if step.rows != rows_at_once:
-                break
-        else:
-            return
-
-
-def _next_rows(rows: int, size_bytes: int, decoded_rows: int) -> int:
-    """How many rows to decode at once, when `rows` were asked for and `decoded_rows` of `size_bytes` came."""
-    if size_bytes > MOST_TIMES_TOO_LARGE * chunks.CHUNK_BYTES:
-        return max(chunks.CHUNK_BYTES * decoded_rows // size_bytes, min(rows, FEWEST_ROWS))
-    if rows < MOST_ROWS and decoded_rows == rows and size_bytes * GROWTH <= chunks.CHUNK_BYTES:
-        return min(rows * GROWTH, MOST_ROWS)
-    return rows
 
 
 def _share(size_bytes: int, rows: int, row: int) -> int:

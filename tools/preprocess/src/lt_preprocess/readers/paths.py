@@ -1,5 +1,6 @@
 """Expand the files, patterns, directories and lists of the command line into a list of inputs."""
 
+import glob
 import os
 from collections.abc import Iterator, Sequence
 
@@ -14,9 +15,9 @@ STDIN = "-"
 LIST_MARK = "@"
 
 TEXT_SUFFIX = ".txt"
-COMPRESSION_SUFFIXES = (".gz", ".bz2", ".xz", ".zst", ".zstd")
+COMPRESSION_SUFFIXES = (".gz", ".bz2", ".xz", ".zst", ".zstd", ".lz4")
 # Of archives and compressions that are not read.
-_OTHER_SUFFIXES = (".lz4", ".br", ".lzma", ".lz", ".lzo", ".sz", ".z", ".zip", ".7z", ".rar")
+_OTHER_SUFFIXES = (".br", ".lzma", ".lz", ".lzo", ".sz", ".z", ".zip", ".7z", ".rar")
 _OUTPUT_HEAD_BYTES = 1 << 12
 _QUARANTINE = "_quarantine.jsonl"
 _WITH_HEADER = (".parquet", ".tar", ".tgz", ".warc", ".wet", ".arrow", ".feather", ".mds")
@@ -111,6 +112,8 @@ def _expand(pattern: str, lists: tuple[str, ...], named: frozenset[str]) -> Iter
     if pattern.startswith(LIST_MARK):
         yield from _listed(pattern.removeprefix(LIST_MARK), lists, named)
         return
+    if pattern != STDIN and glob.has_magic(pattern) and not storage.is_remote(pattern) and not os.path.exists(pattern):
+        _check_directories(pattern)
     for path in storage.expand([pattern]):
         if path != STDIN and storage.is_directory(path):
             yield from _files_below(path, named)
@@ -118,6 +121,20 @@ def _expand(pattern: str, lists: tuple[str, ...], named: frozenset[str]) -> Iter
             warn(f"{path}: not read: no file; name it to read it")
         else:
             yield path
+
+
+def _check_directories(pattern: str) -> None:
+    """Raise NoInput for a directory that a glob pattern looks into and that cannot be read: `glob` passes over it."""
+    while glob.has_magic(pattern):
+        parent, name = os.path.split(pattern)
+        if glob.has_magic(name):
+            directories = glob.glob(parent, recursive=True) if glob.has_magic(parent) else [parent or "."]
+            for directory in directories:
+                if os.path.isdir(directory) and not os.access(directory, os.R_OK | os.X_OK):
+                    raise NoInput(f"{directory}: permission denied", "chmod it, or leave it out of the pattern")
+        if parent == pattern:
+            return
+        pattern = parent
 
 
 def _listed(path: str, lists: tuple[str, ...], named: frozenset[str]) -> Iterator[str]:

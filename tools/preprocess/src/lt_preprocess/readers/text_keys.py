@@ -29,6 +29,12 @@ def is_optional(key: str) -> bool:
     return key.endswith(_OPTIONAL)
 
 
+@functools.cache
+def is_path(key: str) -> bool:
+    """Whether a key may lead through objects."""
+    return key_paths.path_of(name_of(key)) != (name_of(key),)
+
+
 def names(json_keys: Iterable[str]) -> list[str]:
     """The keys without marks."""
     return list(map(name_of, json_keys))

@@ -3,6 +3,7 @@
 import numpy as np
 import numpy.typing as npt
 
+from lt_preprocess.compiler import jit
 from lt_preprocess.compiler.intrinsics import element_address
 from lt_preprocess.compiler.jit import kernel
 from lt_preprocess.compiler.simd import BLOCK_BYTES, utf8_errors
@@ -11,14 +12,19 @@ from lt_preprocess.texts import Texts
 _MARGIN = np.zeros(3, np.uint8)
 
 
-def invalid(texts: Texts) -> list[int]:
-    """The numbers of the texts that are not valid UTF-8.
+def invalid(texts: Texts, has_margin: bool = False) -> list[int]:
+    """The numbers of the texts that are not valid UTF-8. With `has_margin`, three bytes before the first text may be read.
 
     The compiled scan may also mark a text because of the end of the text before it, so marked texts are decoded to be sure.
     """
-    data = np.concatenate([_MARGIN, texts.data])
     suspects = np.zeros(len(texts.offsets) - 1, np.bool_)
-    if not _suspect(data, texts.offsets + len(_MARGIN), suspects):
+    if not jit.is_ready(_suspect, texts.data, texts.offsets, suspects):
+        return [number for number in range(len(suspects)) if not _is_valid(texts, number)]
+    if has_margin:
+        count = _suspect(texts.data, texts.offsets, suspects)
+    else:
+        count = _suspect(np.concatenate([_MARGIN, texts.data]), texts.offsets + len(_MARGIN), suspects)
+    if not count:
         return []
     return [number for number in np.flatnonzero(suspects).tolist() if not _is_valid(texts, number)]
 

@@ -60,6 +60,13 @@ class Tokenizer(abc.ABC):
     def new_encoder(self) -> Encoder:
         """An encoder for a thread of its own. The first call may compile for some seconds."""
 
+    def uncompiled_encoder(self) -> Encoder | None:
+        """Return an encoder with the same ids that needs no compiler, for a few texts: a library.
+
+        None if the compiled code is in the cache, which is quicker, or if there is no such encoder.
+        """
+        return None
+
     def decode(self, ids: Sequence[int] | Ids) -> bytes:
         """The UTF-8 text of the ids; bytes, because ids may begin or end in the middle of a character. Compiles nothing.
 

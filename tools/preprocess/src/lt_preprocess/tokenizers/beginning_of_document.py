@@ -1,5 +1,7 @@
 """Which token begins a document: the `bos_token` that a tokenizer's files name."""
 
+import json
+import re
 from typing import Any
 
 from lt_preprocess.tokenizers.base import Tokenizer
@@ -12,6 +14,9 @@ NAMES = (
     "<\uff5cbegin\u2581of\u2581sentence\uff5c>",
 )
 """The names of the token in tokenizers whose files say nothing."""
+
+# The templates of a few languages or special tokens take a few KB.
+_POST_PROCESSOR = re.compile(rb'"post_processor"\s*:\s*(\{.{0,65536})', re.DOTALL)
 
 GPT2_NAME = "<|endoftext|>"
 """GPT-2 begins a document with the token that ends one."""
@@ -31,6 +36,22 @@ def find(files: TokenizerFiles, tokenizer: Tokenizer) -> int | None:
         return bos if bos >= 0 else None
     names = (*NAMES, GPT2_NAME) if files.kind == "gpt2" else NAMES
     return next((tokenizer.special_tokens[name] for name in names if name in tokenizer.special_tokens), None)
+
+
+def added_by_template(files: TokenizerFiles) -> str | None:
+    """Name the token that the template in a tokenizer.json puts before a text when transformers encodes it; None without one."""
+    match = _POST_PROCESSOR.search(files.files[0].read_bytes()) if files.kind == "tokenizer.json" else None
+    if match is None:
+        return None
+    try:
+        processor, _ = json.JSONDecoder().raw_decode(match.group(1).decode(errors="replace"))
+        for step in processor.get("processors", [processor]):
+            if step["type"] == "TemplateProcessing":
+                name = step["single"][0].get("SpecialToken", {}).get("id")
+                return name if isinstance(name, str) else None
+    except (ValueError, KeyError, IndexError, TypeError, AttributeError):
+        return None
+    return None
 
 
 def _configured(files: TokenizerFiles) -> Any:

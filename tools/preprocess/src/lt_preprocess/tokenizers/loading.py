@@ -16,7 +16,7 @@ By default a special token that is written out in a document stays text. `load(f
 import os
 from pathlib import Path
 
-from lt_preprocess.tokenizers import end_of_document
+from lt_preprocess.tokenizers import end_of_document, self_check
 from lt_preprocess.tokenizers.base import SpecialTokens, Tokenizer
 from lt_preprocess.tokenizers.files import directories, json_files
 from lt_shared import memory
@@ -33,6 +33,18 @@ def identity(files: TokenizerFiles, path: str | Path) -> Identity:
 
 def load(files: TokenizerFiles, special_tokens: SpecialTokens = "text") -> Tokenizer:
     """Raises BadData for files that are malformed or not supported."""
+    json_files.keep_files()
+    try:
+        loaded = _load(files, special_tokens)
+    except BaseException:
+        json_files.release_files()
+        raise
+    if not (isinstance(loaded, self_check.Checked) and loaded.needs_library()):
+        json_files.release_files()
+    return loaded
+
+
+def _load(files: TokenizerFiles, special_tokens: SpecialTokens) -> Tokenizer:
     parse = special_tokens == "parse"
     is_one_file = files.kind in ("gpt2", "sentencepiece") and directories.additions(files) is None
     if files.kind == "sentencepiece" and is_one_file:
@@ -52,27 +64,31 @@ def load(files: TokenizerFiles, special_tokens: SpecialTokens = "text") -> Token
 
 def _tokenizer_json(files: TokenizerFiles, parse: bool) -> Tokenizer:
     """Load a `tokenizer.json`: compiled if an encoder covers its model, else in the library that defines it."""
-    from lt_preprocess.tokenizers import layers, pattern_codes, reference_libraries, self_check, vocabulary_cache
+    from lt_preprocess.tokenizers import layers, pattern_codes, reference_libraries, vocabulary_cache
     from lt_preprocess.tokenizers.byte_level import ByteLevel, obstacle
     from lt_preprocess.tokenizers.files import class_pipelines, tokenizer_json
     from lt_preprocess.tokenizers.sentencepiece.byte_fallback_tokenizer import ByteFallbackBpe
-    from lt_preprocess.tokenizers.vocabulary import Unrecognised
+    from lt_preprocess.tokenizers.vocabulary import Unrecognised, Vocabulary
 
-    if files.kind == "tokenizer.json":
-        class_pipelines.check(files)
+    def read(files: TokenizerFiles) -> Vocabulary:
+        # Tables in the cache are of files that have passed.
+        if files.kind == "tokenizer.json":
+            class_pipelines.check(files)
+        return tokenizer_json.read(files)
+
     try:
         with memory.garbage_collection_paused():
-            vocabulary = vocabulary_cache.read(files, tokenizer_json.read)
+            vocabulary = vocabulary_cache.read(files, read)
         reason = obstacle(vocabulary) or layers.obstacle(vocabulary, parse)
     except Unrecognised as unrecognised:
         reason = str(unrecognised)
     if reason:
         return reference_libraries.HuggingFace(files, parse, reason)
     compiled = ByteFallbackBpe(vocabulary) if vocabulary.pattern == pattern_codes.BYTE_FALLBACK else ByteLevel(vocabulary)
-    added = [token.content for token in vocabulary.added_tokens if not token.is_special]
+    added = [token for token in vocabulary.added_tokens if parse or not token.is_special]
     return self_check.Checked(
         layers.around(compiled, vocabulary, parse),
-        lambda: reference_libraries.HuggingFace(files, parse),
+        lambda: reference_libraries.HuggingFace(files, parse, compiled=compiled),
         files,
         f"parse={parse}",
         added,
@@ -80,7 +96,7 @@ def _tokenizer_json(files: TokenizerFiles, parse: bool) -> Tokenizer:
 
 
 def _sentencepiece(files: TokenizerFiles, parse: bool) -> Tokenizer:
-    from lt_preprocess.tokenizers import reference_libraries, self_check
+    from lt_preprocess.tokenizers import reference_libraries
     from lt_preprocess.tokenizers.sentencepiece import piece_tokenizer
     from lt_preprocess.tokenizers.vocabulary import Unrecognised
 

@@ -125,10 +125,10 @@ class HuggingFaceEncoder(Encoder):
 class HuggingFace(_Noting):
     """A tokenizer.json. Added tokens that are not special are matched in the text, as its author meant.
 
-    Without a `reason` it checks the compiled encoder, whose reader knows the normalizer.
+    Without a `reason` it stands for the `compiled` tokenizer, whose reader knows the normalizer.
     """
 
-    def __init__(self, files: TokenizerFiles, parse: bool, reason: str | None = None):
+    def __init__(self, files: TokenizerFiles, parse: bool, reason: str | None = None, compiled: Tokenizer | None = None):
         path = files.files[0]
         super().__init__(path, reason)
         changed = directories.additions(files)
@@ -136,17 +136,19 @@ class HuggingFace(_Noting):
             content = changed or json_files.read_object(path)
             json_models.check_normalizer(path, content.get("normalizer"))
             json_models.check_dropout(path, content.get("model"))
-        self._tokenizer = _read(path, path.read_bytes() if changed is None else json.dumps(changed).encode())
+        self._tokenizer = _read(path, path.read_bytes() if changed is None else _json_bytes(changed))
         self._tokenizer.encode_special_tokens = not parse
         if not parse:
             _check_special_tokens(path, self._tokenizer, changed)
-        ids = self._tokenizer.get_vocab(with_added_tokens=True)
-        self.vocab_size = max(ids.values(), default=-1) + 1
+        # All tokens of the library take half a second to list.
+        ids = {} if compiled else self._tokenizer.get_vocab(with_added_tokens=True)
+        self.vocab_size = compiled.vocab_size if compiled else max(ids.values(), default=-1) + 1
         if not 0 < self.vocab_size <= 2**31:
             raise BadData(f"{path}: its vocabulary has ids up to {self.vocab_size - 1:,}")
         self._added = dict(self._tokenizer.get_added_tokens_decoder())
         self.special_tokens = {token.content: number for number, token in self._added.items() if token.special}
-        self.eod = json_models.end_of_document_id(path, ids, self.special_tokens, files.configuration().eos_token)
+        eos_token = files.configuration().eos_token
+        self.eod = compiled.eod if compiled else json_models.end_of_document_id(path, ids, self.special_tokens, eos_token)
         self._bytes: Mapping[int, bytes] | None = None
 
     def new_encoder(self) -> HuggingFaceEncoder:
@@ -164,6 +166,16 @@ class HuggingFace(_Noting):
             added = {number: token.content.encode() for number, token in self._added.items()}
             self._bytes = token_bytes(self._tokenizer.get_vocab(with_added_tokens=False)) | added
         return b"".join([self._bytes[number] for number in numbers])
+
+
+def _json_bytes(content: dict[str, Any]) -> bytes:
+    import orjson
+
+    try:
+        return orjson.dumps(content)
+    except orjson.JSONEncodeError:
+        # Half of a surrogate pair in a token.
+        return json.dumps(content).encode()
 
 
 def _read(path: Path, content: bytes) -> Any:

@@ -1,13 +1,16 @@
 """Compare an encoder with the library that defines the tokenizer, before any document depends on it.
 
 A tokenizer that is read wrongly gives ids that look right. So before the first text, both encode a sample of difficult text
-(scripts, white space, digits, contractions, combining marks, control characters, added tokens); when the ids differ, the library
+(scripts, white space, digits, contractions, combining marks, control characters, added tokens of each kind in all positions, and
+the code points of all scripts, because a newer library knows a newer Unicode); when the ids differ, the library
 is used, and a warning says so. That costs up to a second, mostly for the library to read its file. A check that was passed is
 recorded beside the compiled code, until this package, the library or the tokenizer changes.
 """
 
+import contextlib
 import functools
 import hashlib
+import unicodedata
 from collections.abc import Callable, Sequence
 from importlib import metadata
 from pathlib import Path
@@ -16,7 +19,10 @@ import numpy as np
 
 from lt_preprocess.texts import Texts
 from lt_preprocess.tokenizers.base import Encoder, Tokenizer, Wrapper
-from lt_shared.console import warn
+from lt_preprocess.tokenizers.files import json_files
+from lt_preprocess.tokenizers.vocabulary import AddedToken
+from lt_shared import memory
+from lt_shared.console import BadData, warn
 from lt_shared.tokenizers.tokenizer_files import TokenizerFiles
 
 _SAMPLE = (
@@ -41,7 +47,13 @@ _SAMPLE = (
 )
 
 
-_ADDED_IN_SAMPLE = 100
+_TOKENS_OF_A_KIND = 40
+_LAST_SCRIPTS = 0x20000
+_LONG_RANGES = ((0x3400, 0x4DC0), (0x4E00, 0xA000), (0xAC00, 0xD7A4), (0xD800, 0xF900), (0x17000, 0x18D80), (0x1B180, 0x1BC00))
+_POINTS_IN_A_TEXT = 256
+_SHORT_RUNS = 3
+FEW_BYTES = 1 << 18
+"""So much text is encoded by the library in a fraction of the time that compiling takes."""
 
 
 class Checked(Wrapper):
@@ -56,11 +68,12 @@ class Checked(Wrapper):
         library: Callable[[], Tokenizer],
         files: TokenizerFiles,
         options: str = "",
-        added: Sequence[str] = (),
+        added: Sequence[AddedToken] = (),
     ):
         super().__init__(fast)
         self._library = library
         self._files = files
+        self._sha256 = files.sha256()
         self._options = options
         self._added = added
         self._chosen: Tokenizer | None = None
@@ -70,11 +83,39 @@ class Checked(Wrapper):
             self._chosen = self._choose()
         return self._chosen.new_encoder()
 
+    def uncompiled_encoder(self) -> Encoder | None:
+        marker = self._marker()
+        if not self.needs_library():
+            return None
+        if marker is not None:
+            # Each short run reads the library's file again, and compiling is done once: a few runs are quicker without it.
+            runs = marker.with_name(marker.name.replace("agrees", "short"))
+            if runs.exists() and runs.stat().st_size >= _SHORT_RUNS:
+                return None
+            with contextlib.suppress(OSError), runs.open("ab") as file:
+                file.write(b".")
+        return self._reference.new_encoder()
+
+    def needs_library(self) -> bool:
+        """Whether the library is still needed to check the compiled encoder."""
+        marker = self._marker()
+        return self._chosen is None and (marker is None or not marker.exists())
+
+    @functools.cached_property
+    def _reference(self) -> Tokenizer:
+        if self._files.sha256() != self._sha256:
+            raise BadData(f"{self._files.files[0]}: the tokenizer has changed since it was loaded", "load it again")
+        try:
+            with memory.garbage_collection_paused():
+                return self._library()
+        finally:
+            json_files.release_files()
+
     def _choose(self) -> Tokenizer:
         marker = self._marker()
         if marker is not None and marker.exists():
             return self._wrapped
-        library = self._library()
+        library = self._reference
         if not _agree(self._wrapped.new_encoder(), library.new_encoder(), self._sample()):
             warn(
                 f"{self._files.files[0]}: the compiled encoder and the reference give different ids for a sample; "
@@ -86,9 +127,14 @@ class Checked(Wrapper):
         return self._wrapped
 
     def _sample(self) -> Texts:
-        spelled_out = [f"a {content}b{content}{content} c" for content in [*self.special_tokens][:20]]
-        spelled_out += [f"a {content}b {content} c{content}" for content in self._added[:_ADDED_IN_SAMPLE]]
-        return Texts.from_list([text.encode() for text in (*_SAMPLE, *_SAMPLE[::-1], *spelled_out)])
+        names = [*self.special_tokens][:_TOKENS_OF_A_KIND]
+        tokens_by_kind: dict[tuple[bool, ...], list[str]] = {}
+        for token in self._added:
+            tokens_by_kind.setdefault(token[2:], []).append(token.content)
+        for contents in tokens_by_kind.values():
+            names += contents[:_TOKENS_OF_A_KIND]
+        spelled_out = [text for name in dict.fromkeys(names) for text in _in_all_positions(name)]
+        return Texts.from_list([text.encode() for text in (*_SAMPLE, *_SAMPLE[::-1], *spelled_out, *_code_points())])
 
     def _marker(self) -> Path | None:
         """The empty file that says that this check was passed; None without a cache directory."""
@@ -99,6 +145,24 @@ class Checked(Wrapper):
             return None
         state = f"{self._files.sha256()} {self._options} {_versions()}"
         return directory / f"agrees-{hashlib.sha256(state.encode()).hexdigest()[:16]}"
+
+
+def _in_all_positions(token: str) -> list[str]:
+    """Write out a token at the start, in the middle and at the end of texts, twice in a row, and in each Unicode form."""
+    texts = [token, f"a {token}b{token}{token} c", f" {token}  {token}\n\u3000{token}\u00e9_{token}1 {token}"]
+    forms = dict.fromkeys(unicodedata.normalize(form, token) for form in ("NFC", "NFD", "NFKC", "NFKD"))
+    return texts + [f"a{form}b {form}" for form in (*forms, token.upper(), token.lower()) if form != token]
+
+
+def _code_points() -> list[str]:
+    """Write out the code points of all scripts, and a few of each long range of ideographs, syllables or private use."""
+    points = [point for point in range(0x80, _LAST_SCRIPTS) if not any(first <= point < last for first, last in _LONG_RANGES)]
+    points += [point for first, last in (*_LONG_RANGES, (_LAST_SCRIPTS, 0x110000)) for point in range(first, last, 251)]
+    scripts = [point for point in points if not 0xD800 <= point < 0xE000]
+    return [
+        "".join(f" {chr(point)}{chr(point)}1" for point in scripts[start : start + _POINTS_IN_A_TEXT])
+        for start in range(0, len(scripts), _POINTS_IN_A_TEXT)
+    ]
 
 
 @functools.cache

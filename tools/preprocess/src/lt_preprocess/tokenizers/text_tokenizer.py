@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lt_preprocess.texts import Texts
-from lt_preprocess.tokenizers import loading
+from lt_preprocess.tokenizers import loading, self_check
 from lt_preprocess.tokenizers.base import Encoder, SpecialTokens, Tokenizer
 from lt_shared.console import BadData, UsageError
 from lt_shared.data import indexed_dataset
@@ -42,9 +42,12 @@ class TextTokenizer:
         self._tokenizer = tokenizer
         self._idle: collections.deque[Encoder] = collections.deque()
         self._lock = threading.Lock()
+        self._first_encoder: Encoder | None = None
+        self._text_bytes = 0
 
     def encode(self, text: str) -> Ids:
-        """The ids of a text, of shape [tokens] and `dtype`, without an end of the document. The first call may compile for 5 s.
+        """The ids of a text, of shape [tokens] and `dtype`, without an end of the document. Much text at once, or in
+        all, is encoded by compiled code: the call may then compile for 5 s.
 
         Raises BadData for a text with half of a surrogate pair, which UTF-8 cannot have, or with a special token that the
         tokenizer was loaded to reject.
@@ -56,15 +59,17 @@ class TextTokenizer:
         if isinstance(texts, str):
             raise TypeError("encode_batch takes several texts; encode takes one")
         encoded = Texts.from_list([_utf8(text, number) for number, text in enumerate(texts)])
+        shared_encoder = self._uncompiled_encoder(encoded)
         try:
-            encoder = self._idle.pop()
+            encoder = shared_encoder or self._idle.pop()
         except IndexError:
             encoder = self._new_encoder()
         forbidden = encoder.forbidden(encoded)
         if not forbidden:
             ids, lengths = encoder.encode(encoded)
         # One that was interrupted is not used again.
-        self._idle.append(encoder)
+        if shared_encoder is None:
+            self._idle.append(encoder)
         if forbidden:
             raise BadData(f"text {forbidden[0].text}: {forbidden[0]}", "special_tokens='text' and 'parse' encode it")
         # A copy: the encoder may use its buffer again.
@@ -92,6 +97,18 @@ class TextTokenizer:
 
     def __repr__(self) -> str:
         return f"<TextTokenizer {self.name}: {self.vocab_size:,} entries, {self.dtype}>"
+
+    def _uncompiled_encoder(self, texts: Texts) -> Encoder | None:
+        """The encoder of all threads until so much text has come that compiling is worth it; None from then on."""
+        if self._text_bytes > self_check.FEW_BYTES:
+            return None
+        with self._lock:
+            if self._text_bytes == 0:
+                self._first_encoder = self._tokenizer.uncompiled_encoder()
+            self._text_bytes += 1 + int(texts.offsets[-1])
+            if self._text_bytes > self_check.FEW_BYTES:
+                self._first_encoder = None
+            return self._first_encoder
 
     def _new_encoder(self) -> Encoder:
         from lt_preprocess.compiler import jit

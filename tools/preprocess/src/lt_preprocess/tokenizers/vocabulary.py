@@ -88,9 +88,15 @@ def _latin(translated: str, token: str) -> bytes:
         return token.encode()
 
 
-def table(left: list[int], right: list[int], ranks: Sequence[int], merged: list[int]) -> npt.NDArray[np.int64]:
+Column = Sequence[int] | npt.NDArray[np.int64]
+
+
+def table(left: Column, right: Column, ranks: Column, merged: Column) -> npt.NDArray[np.int64]:
     """Merges in the shape that `Vocabulary` takes. Of several for one pair the last counts."""
     columns = [np.array(column, np.int64) for column in (left, right, ranks, merged)]
+    pairs = np.sort(columns[0] << 32 | columns[1])
+    if not (pairs[1:] == pairs[:-1]).any():
+        return np.stack(columns, axis=1)
     rows = np.stack(columns, axis=1)[::-1]
     _, first = np.unique(rows[:, 0] << 32 | rows[:, 1], return_index=True)
     return np.ascontiguousarray(rows[np.sort(first)][::-1])

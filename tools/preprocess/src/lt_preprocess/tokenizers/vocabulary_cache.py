@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lt_preprocess.tokenizers.vocabulary import AddedToken, Vocabulary
-from lt_shared.tokenizers.tokenizer_files import TokenizerFiles
+from lt_shared.tokenizers.tokenizer_files import MODEL_CONFIGURATION, TokenizerFiles
 
 Key = TypeVar("Key")
 Value = TypeVar("Value")
@@ -66,7 +66,8 @@ def place(kind: str, key: str) -> Path | None:
 
 def _key(files: TokenizerFiles) -> str:
     digest = hashlib.sha256(files.sha256().encode())
-    for path in files.companions:
+    model = files.directory / MODEL_CONFIGURATION
+    for path in (*files.companions, *([model] if model.is_file() else [])):
         digest.update(hashlib.sha256(path.read_bytes()).digest())
     return digest.hexdigest()[:32]
 

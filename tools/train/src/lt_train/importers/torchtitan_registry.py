@@ -5,6 +5,7 @@ from typing import Any
 
 from lt_train.importers import torchtitan_layers
 from lt_train.importers.python.configuration import Configuration
+from lt_train.importers.python.published_models import CONVERTERS
 from lt_train.importers.python.values import Instance, Unknown
 from lt_train.importers.torchtitan import OTHER_PROGRAM, PARTS, SIZES
 from lt_train.importers.upstream.rows import options
@@ -37,6 +38,7 @@ def values_of(configuration: Configuration) -> dict[str, Any]:
         if isinstance(values.get("validation"), dict) and name in values.get("training", {}):
             values["validation"].setdefault(name, values["training"][name])
     values["job"] = {"dump_folder": tree.get("dump_folder")}
+    values |= _float8(tree)
     values["model"] = _model(tree)
     values |= _absent_parts(tree)
     values["optimizer"] = _optimizer(tree.get("optimizer"))
@@ -98,6 +100,7 @@ def _model(tree: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(specification, dict):
         return {"name": specification if isinstance(specification, Unknown) else "none"}
     model = specification.get("model")
+    converted = model.pop(CONVERTERS, []) if isinstance(model, dict) else []
     values: dict[str, Any] = {"name": specification.get("name"), "flavor": specification.get("flavor")}
     if isinstance(model, dict) and torchtitan_layers.is_dense(model):
         values[SIZES] = torchtitan_layers.options_of(model)
@@ -105,12 +108,25 @@ def _model(tree: Mapping[str, Any]) -> dict[str, Any]:
         values[SIZES] = model
     converters = tree.get("model_converters")
     named = _targets(converters.get("converters")) if isinstance(converters, dict) else []
+    named += [str(converter["_target_"]) for converter in converted]
     named += sorted(
         {target for target in _targets(model) if target.removesuffix(".Config").rpartition(".")[2].startswith(QUANTIZED)}
     )
     if named:
         values["converters"] = [target.lower().replace("float8linear", "float8") for target in named]
     return values
+
+
+def _float8(tree: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of the converter to float8 as the section that TOML files had."""
+    specification = tree.get("model_spec")
+    model = specification.get("model") if isinstance(specification, dict) else None
+    for converter in model.get(CONVERTERS, []) if isinstance(model, dict) else []:
+        if str(converter["_target_"]).endswith(".Float8LinearConverter.Config"):
+            return {
+                "float8": {name: converter[name] for name in ("recipe_name", "filter_fqns", "emulate") if converter.get(name)}
+            }
+    return {}
 
 
 def _absent_parts(tree: Mapping[str, Any]) -> dict[str, Any]:

@@ -6,7 +6,6 @@ tokens, AutoTokenizer and the file give different ids: the directory is ambiguou
 replaces the first pattern of a Mistral model's tokenizer.
 """
 
-import contextlib
 import dataclasses
 import json
 import unicodedata
@@ -16,7 +15,6 @@ from typing import Any
 
 from lt_preprocess.tokenizers.files import class_recipes, json_files
 from lt_preprocess.tokenizers.split_patterns import QWEN2
-from lt_shared import memory
 from lt_shared.console import BadData
 from lt_shared.tokenizers.byte_symbols import BYTE_OF_SYMBOL
 from lt_shared.tokenizers.configuration import prepend_scheme
@@ -119,7 +117,7 @@ def check(files: TokenizerFiles) -> None:
     has_rules = name in _RULES or name in class_recipes.NAMES or name == "LlamaTokenizer"
     if config.get("auto_map") or not (has_fix or has_rules or name in _REFUSED):
         return
-    tokenizer = _read_tokenizer(files.files[0])
+    tokenizer = json_files.read_object(files.files[0])
     pattern = _pattern(tokenizer.get("pre_tokenizer"))
     directory = str(files.directory)
     new = f"transformers.AutoTokenizer.from_pretrained('{directory}').save_pretrained('NEW')"
@@ -138,18 +136,6 @@ def check(files: TokenizerFiles) -> None:
         _check_rules(files.files[0], tokenizer, pattern, name, config, new)
     elif name is not None and has_rules:
         _check_recipe(files.files[0], tokenizer, name, config, new)
-
-
-def _read_tokenizer(path: Path) -> dict[str, Any]:
-    """Parse a tokenizer.json. Raises BadData for a malformed file."""
-    import orjson
-
-    # Every start reads the file, also if its vocabulary is cached: orjson needs a fraction of the strict reader's time.
-    with contextlib.suppress(orjson.JSONDecodeError), memory.garbage_collection_paused():
-        tokenizer = orjson.loads(path.read_bytes())
-        if isinstance(tokenizer, dict):
-            return tokenizer
-    return json_files.read_object(path)
 
 
 def _check_rules(

@@ -6,6 +6,7 @@ becomes merges of characters, with U+2581 before texts (`legacy` decides whether
 Any other setting is refused, and the refusal says how transformers makes a tokenizer.json of the directory.
 """
 
+import copy
 import dataclasses
 from typing import Any
 
@@ -272,12 +273,13 @@ def _extended(files: TokenizerFiles, config: Configuration) -> dict[str, Any] | 
         return None
     content = json_files.read_object(path)
     if changes_prefix:
+        content = content | {"pre_tokenizer": copy.deepcopy(content["pre_tokenizer"])}
         for step in configuration.byte_level_steps(content["pre_tokenizer"]):
             step["add_prefix_space"] = config.add_prefix_space
     if joins_digits:
-        content["pre_tokenizer"] = content["pre_tokenizer"]["pretokenizers"][1]
+        content = content | {"pre_tokenizer": content["pre_tokenizer"]["pretokenizers"][1]}
     if scheme is not None:
-        content |= {"normalizer": None, "pre_tokenizer": _metaspace(scheme)}
+        content = content | {"normalizer": None, "pre_tokenizer": _metaspace(scheme)}
     try:
         vocab = content["model"]["vocab"]
         ids = vocab if isinstance(vocab, dict) else {entry[0]: number for number, entry in enumerate(vocab)}

@@ -1,5 +1,6 @@
 """GPT-2's two files: `vocab.json` (token to id) and `merges.txt` (pairs in the order of their ranks; ids need not follow it)."""
 
+import operator
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -40,8 +41,10 @@ def read(files: TokenizerFiles) -> Vocabulary:
 
 def merge_table(pairs: Sequence[Sequence[str]], ranks: Sequence[int], ids: dict[str, int]) -> npt.NDArray[np.int64]:
     """The merges of pairs of tokens that are all in the vocabulary."""
-    lefts, rights = [ids[left] for left, _ in pairs], [ids[right] for _, right in pairs]
-    return table(lefts, rights, ranks, [ids[left + right] for left, right in pairs])
+    lefts, rights = [left for left, _ in pairs], [right for _, right in pairs]
+    columns = (lefts, rights, map(operator.add, lefts, rights))
+    left_ids, right_ids, merged_ids = (np.fromiter(map(ids.__getitem__, column), np.int64, len(lefts)) for column in columns)
+    return table(left_ids, right_ids, ranks, merged_ids)
 
 
 def byte_ids(ids: dict[str, int]) -> npt.NDArray[np.int32]:

@@ -1,12 +1,78 @@
 """JSON files of tokenizers: read and checked for the little that all readers rely on."""
 
+import contextlib
+import itertools
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from lt_shared import memory
 from lt_shared.console import BadData
 from lt_shared.tokenizers import configuration as beside
-from lt_shared.tokenizers.configuration import read_object as read_object
+
+_LARGE_BYTES = 1 << 18
+_kept_files: dict[tuple[Path, int, int], dict[str, Any]] | None = None
+
+
+def keep_files() -> None:
+    """Keep the content of JSON files while a tokenizer is read: several modules need the same 30 MB."""
+    global _kept_files
+    _kept_files = {}
+
+
+def release_files() -> None:
+    """Forget the content of JSON files."""
+    global _kept_files
+    _kept_files = None
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """Read a JSON file of a tokenizer. The result must not be changed.
+
+    Raises BadData if the file is not a JSON object, or one that the libraries could read in another way.
+    """
+    status = path.stat()
+    key = (path, status.st_size, status.st_mtime_ns)
+    content = _kept_files.get(key) if _kept_files is not None else None
+    if content is None:
+        content = _read_quickly(path) or beside.read_object(path)
+        if _kept_files is not None:
+            _kept_files[key] = content
+    return content
+
+
+def _read_quickly(path: Path) -> dict[str, Any] | None:
+    """Read a large JSON object in two thirds of the strict reader's time; None for a file that the strict reader must judge."""
+    import orjson
+
+    raw = path.read_bytes()
+    if len(raw) < _LARGE_BYTES:
+        return None
+    with memory.garbage_collection_paused(), contextlib.suppress(orjson.JSONDecodeError):
+        content = orjson.loads(raw)
+        # A name that occurs twice in an object is lost, and with it strings.
+        unescaped = raw.replace(rb"\\", b"") if rb"\\" in raw else raw
+        if isinstance(content, dict) and 2 * _count_strings(content) == unescaped.count(b'"') - unescaped.count(rb"\""):
+            return content
+    return None
+
+
+def _count_strings(value: Any) -> int:
+    """Count the strings in a JSON value, the names in its objects included."""
+    if isinstance(value, str):
+        return 1
+    if isinstance(value, dict):
+        if set(map(type, value.values())) == {int}:
+            return len(value)
+        return len(value) + sum(_count_strings(part) for part in value.values() if type(part) is not int)
+    if not isinstance(value, list):
+        return 0
+    kinds = set(map(type, value))
+    if kinds == {str}:
+        return len(value)
+    if kinds == {list} and set(map(type, itertools.chain.from_iterable(value))) == {str}:
+        return sum(map(len, value))
+    return sum(map(_count_strings, value))
 
 
 def check_ids(path: Path, ids: dict[Any, Any]) -> dict[str, int]:

@@ -15,6 +15,9 @@ from lt_train.importers.python.values import MISSING, Builtin, Class, External, 
 
 AUTO_BRIDGE = External("megatron.bridge.AutoBridge")
 CONFIG, PRETRAINED = External("transformers.PretrainedConfig"), External("transformers.PreTrainedModel")
+# What converters of linear layers do to TorchTitan's model needs torchao; the model's object notes which were asked for.
+CONVERTER, CONVERTERS = External("torchtitan.components.quantization.Converter"), "converters"
+COMPONENTS = "torchtitan.components."
 CONVERSIONS = "megatron/bridge/models"
 # Families whose layers Megatron-Bridge changes by code, where the published model stands for all of its sizes.
 BY_PRESET = ("gemma2", "gpt_oss")
@@ -44,6 +47,10 @@ class ModelInterpreter(Interpreter):
                 return Builtin(name, lambda **_: self._model(str(value.attributes["name"]), "hf_config_to_model_config"))
             if name == "to_megatron_provider":
                 return Builtin(name, lambda load_weights=True, **_: self._provider(str(value.attributes["name"]), load_weights))
+        if isinstance(value, Instance) and name == "build" and _is_converter(value.target):
+            return Builtin(name, lambda **_: Instance(CONVERTER, {"config": value}, self.origin))
+        if isinstance(value, Instance) and value.target is CONVERTER and name == "convert":
+            return Builtin(name, lambda model: _note_converter(model, value.attributes["config"]))
         if isinstance(value, Class) and name == "register_bridge":
             return Builtin(name, self._register)
         if isinstance(value, Instance) and value.target in (CONFIG, PRETRAINED):
@@ -98,6 +105,18 @@ class ModelInterpreter(Interpreter):
                 if isinstance(value, Class):
                     return value
         return None
+
+
+def _is_converter(target: Any) -> bool:
+    name = target.qualified_name if isinstance(target, Class) else target.name if isinstance(target, External) else ""
+    return name.startswith(COMPONENTS) and name.endswith("Converter.Config")
+
+
+def _note_converter(model: Any, converter: Instance) -> Any:
+    """Note in a model's object that a converter changes its linear layers."""
+    if isinstance(model, Instance):
+        model.attributes.setdefault(CONVERTERS, []).append(converter)
+    return model
 
 
 def _registered_class(tree: ast.Module, architecture: str) -> str | None:
