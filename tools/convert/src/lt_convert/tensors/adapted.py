@@ -14,19 +14,19 @@ from lt_convert.tensors.merge_rules import rounded
 from lt_convert.tensors.merged import MergedTensor, read_values
 from lt_convert.tensors.tensor import Tensor
 
-# Every window reads the right factor whole, so windows are large.
+# Every window reads the inner factor whole, so windows are large.
 ADAPTED_WINDOW = 1 << 20
 
 
 @dataclasses.dataclass(frozen=True)
 class LowRank:
-    """`scale` times `left` [rows, rank] times `right` [rank, columns], both cast to float32.
+    """`scale` times `outer` [rows, rank] times `inner` [rank, columns], both cast to float32.
 
-    PEFT keeps the factors of an embedding in the embedding's dtype, and rounds their product to it: `is_embedding`.
+    PEFT rounds the product to the weight's dtype before it adds it to an embedding: `is_embedding`.
     """
 
-    left: Tensor
-    right: Tensor
+    outer: Tensor
+    inner: Tensor
     scale: float
     is_embedding: bool = False
 
@@ -39,7 +39,7 @@ class AdaptedTensor(MergedTensor):
 
     @property
     def read(self) -> tuple[Tensor, ...]:
-        return (*self.sources, *(factor for update in self.updates for factor in (update.left, update.right)))
+        return (*self.sources, *(factor for update in self.updates for factor in (update.outer, update.inner)))
 
     @property
     def window(self) -> int:
@@ -48,14 +48,12 @@ class AdaptedTensor(MergedTensor):
     def values(self, start: int, stop: int, reader: TensorReader) -> Bits:
         total = read_values(self.sources[0], start, stop, reader)
         for update in self.updates:
-            columns = update.right.shape[1]
+            columns = update.inner.shape[1]
             first_row, end_row = start // columns, -(-stop // columns)
-            rank = update.right.shape[0]
-            left = read_values(update.left, first_row * rank, end_row * rank, reader).reshape(-1, rank)
-            right = read_values(update.right, 0, rank * columns, reader).reshape(rank, columns)
-            if update.is_embedding:
-                left, right = rounded(left, self.dtype), rounded(right, self.dtype)
-            product = left @ right
+            rank = update.inner.shape[0]
+            outer = read_values(update.outer, first_row * rank, end_row * rank, reader).reshape(-1, rank)
+            inner = read_values(update.inner, 0, rank * columns, reader).reshape(rank, columns)
+            product = outer @ inner
             product *= numpy.float32(update.scale)
             if update.is_embedding:
                 product = rounded(product, self.dtype)

@@ -55,7 +55,7 @@ class Adapter:
                     f"{self.directory}: adapts {name}, which {origin} does not have", f"merge it into its base: {named}"
                 )
             shape, update = tensors[name].shape, self.updates.get(name)
-            adapted = (update.left.shape[0], update.right.shape[1]) if update else self.replaced[name].shape
+            adapted = (update.outer.shape[0], update.inner.shape[1]) if update else self.replaced[name].shape
             if shape != adapted:
                 raise BadData(
                     f"{self.directory}: {name} is {list(adapted)}, in {origin} {list(shape)}", f"merge it into its base: {named}"
@@ -114,6 +114,6 @@ def read(path: str, files: Files) -> Adapter:
         module_alpha = next((alphas[key] for key in alphas if re.fullmatch(rf"(.*\.)?({re.escape(key)})", module)), alpha)
         scale = module_alpha / (math.sqrt(stored_rank) if config.get("use_rslora") else stored_rank)
         is_transposed = module in embeddings or config.get("fan_in_fan_out")
-        left, right = (pair["A"].transposed(), pair["B"].transposed()) if is_transposed else (pair["B"], pair["A"])
-        updates[f"{module}.weight"] = LowRank(left, right, scale, module in embeddings)
+        outer, inner = (pair["A"].transposed(), pair["B"].transposed()) if is_transposed else (pair["B"], pair["A"])
+        updates[f"{module}.weight"] = LowRank(outer, inner, scale, module in embeddings)
     return Adapter(directory, updates, replaced, str(config.get("base_model_name_or_path") or ""))
