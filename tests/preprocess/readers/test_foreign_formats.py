@@ -125,6 +125,7 @@ def test_what_holds_no_documents_is_named(tmp_path: Path, kind: str, suffix: str
         ("a.parquet", b"PAR", "no Parquet"),
         ("a.jsonl", b"id,body\n1,one\n2,two\n3,three\n", "a table of text without a column of this name"),
         ("a.tsv.gz", gzip.compress(b"id\tbody\n1\tone\n", mtime=0), "no column 'text' in the first row, which has 'id', 'body'"),
+        ("a.ds", np.arange(300, dtype=np.uint16).tobytes()[4:], "a.ds: holds no text but token ids"),
         ("a.jsonl.br", b"\x0b\x07\x80abc", "brotli"),
         ("a.jsonl.gz", b"garbage", r"is not compressed as its name \(.gz\) says"),
         ("a.txt", LINE.decode().encode("utf-16"), "UTF-16 text"),

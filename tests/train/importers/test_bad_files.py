@@ -101,6 +101,12 @@ def test_a_file_of_another_program_or_version_is_refused_with_its_lines(tmp_path
     assert error in done.err
 
 
+def test_the_error_without_a_model_names_unknown_keys_alone(tmp_path: Path) -> None:
+    (tmp_path / "a.toml").write_text('[model]\nname = "sven"\n[training]\ndtype = "bfloat16"\nflux = 3\n')
+    refusal = train("import", str(tmp_path / "a.toml")).err
+    assert "no model: neither its name nor its layers are known; no table knows training.flux (line 5)\n" in refusal
+
+
 @pytest.mark.parametrize(
     ("name", "text"),
     [

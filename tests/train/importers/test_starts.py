@@ -206,3 +206,12 @@ def test_an_earlier_name_is_told_as_it_was_written() -> None:
 def test_earlier_options_of_megatron_lm(words: str, effect: Effect) -> None:
     key = words.split()[0].removeprefix("--").replace("-", "_")
     assert told(flags(words), key).effect is effect
+
+
+@pytest.mark.parametrize("key", ["load", "save", "pretrained_checkpoint"])
+def test_a_second_word_behind_a_path_is_refused(key: str) -> None:
+    """argparse of Megatron-LM stops there: unrecognized arguments."""
+    translation = flags(f"--{key.replace('_', '-')} /a /b")
+    entry = told(translation, key)
+    assert (entry.value, entry.effect, "second word" in entry.reason) == ("/a /b", Effect.RUN, True)
+    assert key not in translation.options

@@ -204,7 +204,7 @@ def test_another_model_is_refused(name: str, tmp_path: Path) -> None:
     models = [write(tmp_path / "one", LLAMA, 1), write(tmp_path / "two", OTHERS[name], 2)]
     with pytest.raises(BadData, match=r"one: \w+ is ") as caught:
         lt_convert.merge(models, tmp_path / "merged")
-    assert caught.value.hint == "only checkpoints of one model can be averaged"
+    assert caught.value.hint == "only checkpoints of one model can be merged"
 
 
 def test_numbers_that_are_not_floating_point_are_refused(tmp_path: Path) -> None:

@@ -103,8 +103,8 @@ def test_arguments_of_megatron() -> None:
     [
         ("", "has 0 entries"),
         (" ".join(f"{number}K:2" for number in range(101)), "has 101 entries"),
-        ("64:2", "begins after 1 samples"),
-        ("0:2 63:4", "batch sizes 2 and 4 begin at the same sample, 0"),
+        ("64:2", "begins after 1 samples of 64 tokens"),
+        ("0:2 63:4", "counts tokens: batch sizes 2 and 4 begin at the same sample, 0"),
         ("0:2 640:4 641:6", "begin at the same sample, 10"),
         ("0:0", "no samples in a step"),
         ("0:2 64", "'64' is not TOKENS:SIZE"),

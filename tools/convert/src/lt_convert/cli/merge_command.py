@@ -1,5 +1,6 @@
 """`lt-convert merge`."""
 
+import dataclasses
 import sys
 
 import click
@@ -8,22 +9,39 @@ from lt_convert.cli.target_options import DTYPES, check_plan_options, legacy_opt
 from lt_shared import console
 from lt_shared.contracts import manifest
 
+# Names in lt_convert.commands.merge.methods, which imports NumPy.
+METHODS = ("linear", "slerp", "task_arithmetic", "ties", "dare_linear", "dare_ties")
 EXAMPLES = """
 lt-convert merge run1 --last 3 --to hf -o run1-merged
 lt-convert merge run1 --last 3 --weights minus-sqrt --to megatron-dist -o run1-wsm
 lt-convert merge run1=0.7 run1-hf=0.3 --to hf -o blend
+lt-convert merge math code --method slerp --parameter t=0.4 --to hf -o blend
+lt-convert merge math=0.6 code=0.4 --method ties --base base --parameter density=0.3 --to hf -o blend
+lt-convert merge --config merge.yaml --to hf -o blend
 lt-convert merge run1 --last 3 --to hf -o run1-merged --dry-run
 """
 
 
 @click.command(cls=console.Command, examples=EXAMPLES)
-@click.argument("sources", metavar="SRC[=WEIGHT]...", nargs=-1, required=True)
+@click.argument("sources", metavar="SRC[=WEIGHT]...", nargs=-1)
 @click.option("--last", type=click.IntRange(2), metavar="N", help="Merge the newest N complete checkpoints of the run SRC.")
 @click.option(
     "--weights",
     metavar="NAME",
     help="Weights of checkpoints without one, oldest first: uniform (the default, also called linear), minus-sqrt, ema=DECAY.",
 )
+@click.option("--method", type=click.Choice(METHODS), help="Merge by mergekit's method of this name, not by averaging.")
+@click.option("--base", metavar="BASE", help="Base model of --method. Default for slerp: the first SRC.")
+@click.option(
+    "-p",
+    "--parameter",
+    "parameters",
+    metavar="NAME=VALUE",
+    multiple=True,
+    help="Parameter of --method by mergekit's name: t, weight, density, lambda, normalize, rescale. VALUE is YAML.",
+)
+@click.option("--config", metavar="FILE", help="Read models, method and parameters from a YAML file of mergekit.")
+@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Seed of the random masks of dare_*.")
 @to_option
 @click.option("-o", "--output", metavar="DST", required=True, help="Directory or URL to write.")
 @click.option("--dtype", type=click.Choice(DTYPES), help="Dtype of the result. Default: the checkpoints' dtype.")
@@ -37,6 +55,11 @@ def merge(
     sources: tuple[str, ...],
     last: int | None,
     weights: str | None,
+    method: str | None,
+    base: str | None,
+    parameters: tuple[str, ...],
+    config: str | None,
+    seed: int,
     to: str,
     output: str,
     dtype: str | None,
@@ -50,14 +73,14 @@ def merge(
     as_json: bool,
     plain: bool,
 ) -> None:
-    """Average checkpoints of a model, in any formats, into one checkpoint.
+    """Average or merge checkpoints of a model, in any formats, into one checkpoint.
 
-    SRC is a path as for lt-convert, with its weight after =; weights are divided by their sum. The average is computed in
-    fp32, and rounded once, to the dtype of the result. Memory does not grow with the model, nor with the number of checkpoints.
-    The optimizer state is not merged. The same command resumes an interrupted merge.
+    SRC is a path as for lt-convert, with its weight after =. Without --method, the result is the average, and weights are divided
+    by their sum. Memory does not grow with the model, nor with the number of checkpoints. The optimizer state is not merged. The
+    same command resumes an interrupted merge.
     """
     from lt_convert.commands import plan_table
-    from lt_convert.commands.merge import merging
+    from lt_convert.commands.merge import mergekit_config, merging, recipe, settings
     from lt_convert.commands.merge import sources as merge_sources
     from lt_convert.tensors.source_files import Files
 
@@ -69,8 +92,27 @@ def merge(
         target_transformer_impl,
     )
     check_plan_options(dry_run, as_json)
-    chosen = merge_sources.chosen(sources, last)
-    request = merging.MergeRequest(chosen, to, output, weights, dtype, force, legacy, not no_verify)
+    request = merging.MergeRequest([], to, output, weights, dtype, force, legacy, not no_verify)
+    if config is not None:
+        if sources or last or method or base or parameters:
+            raise console.UsageError(f"--config {config} names models, method and parameters", "drop the others")
+        merge_of_file = mergekit_config.read(config, seed)
+        request = dataclasses.replace(
+            request,
+            chosen=merge_of_file.chosen,
+            recipe=merge_of_file.recipe,
+            layers=merge_of_file.layers,
+            dtype=dtype or merge_of_file.out_dtype,
+        )
+    else:
+        if not sources:
+            raise console.UsageError("no checkpoint to merge", "name at least two, or a file with --config")
+        if method is None and (base or parameters):
+            raise console.UsageError("--base and --parameter are for merges by a method", "name one, as --method ties")
+        chosen = merge_sources.chosen(sources, last)
+        parsed = settings.parse(parameters)
+        made_by = recipe.from_options(method, chosen, base, parsed, dtype, seed) if method else None
+        request = dataclasses.replace(request, chosen=chosen, recipe=made_by)
     if dry_run:
         with Files() as files:
             record = merging.planned(request, files).to_record()

@@ -112,7 +112,9 @@ def write_table(record: dict[str, Any], output: IO[str]) -> None:
         "tied embeddings": "yes" if architecture["tie_embeddings"] else "no",
         "iteration": record["iteration"] is not None and f"{record['iteration']:,}",
         "loss": record["loss"] is not None and f"{record['loss']:.4f}",
-        "merged from": "\n".join(f"{one['weight']:.4g} of {one['path']}" for one in record.get(MERGED, ())),
+        "merged from": "\n".join(
+            (f"{one['weight']:.4g} of " if "weight" in one else "") + one["path"] for one in record.get(MERGED, ())
+        ),
         "ever trained": "yes" if record["trained"] else "no: the weights are as initialized",
         "parallel": ", ".join(f"{name.replace('_', ' ')} {size}" for name, size in record.get("parallel", {}).items()),
         "consumed samples": record.get("consumed_samples") and f"{record['consumed_samples']:,}",

@@ -36,7 +36,8 @@ def write(record: dict[str, Any], output: IO[str]) -> None:
         files.add_row(Text(file["name"]), f"{file['bytes']:,}")
     for source in record.get("sources", ()):
         iteration = "" if source["iteration"] is None else f", iteration {source['iteration']:,}"
-        output.write(f"{source['weight']:.6g} of {source['path']} ({source['format']}{iteration})\n")
+        share = f"{source['weight']:.6g} of " if "weight" in source else ""
+        output.write(f"{share}{source['path']} ({source['format']}{iteration})\n")
     origin = "" if "sources" in record else f"{record['source']} ({record['from']}) "
     output.write(f"{origin}-> {record['destination']} ({record['to']})\n")
     output.write(f"{architecture.parameters():,} parameters, {record['bytes'] / 1e9:,.3f} GB on disk\n")

@@ -42,14 +42,14 @@ class ConversionRecord:
 
     @property
     def merged(self) -> list[dict[str, Any]]:
-        """The checkpoints of a merge, each with its `path` and `weight`; empty for a conversion."""
+        """The checkpoints of a merge, each with its `path` and, if it has one, `weight`; empty for a conversion."""
         return list(self.options.get(MERGED, ()))
 
     def check(self) -> None:
         """Raises ValueError, TypeError, KeyError or AttributeError for what no command has written."""
         if not isinstance(self.iteration, int | None) or not isinstance(self.loss, int | float | None):
             raise ValueError("iteration or loss is no number")
-        if not all(isinstance(one["path"], str) and isinstance(one["weight"], int | float) for one in self.merged):
+        if not all(isinstance(one["path"], str) and isinstance(one.get("weight", 0), int | float) for one in self.merged):
             raise ValueError(f"{MERGED} does not list checkpoints with weights")
 
     @classmethod

@@ -94,7 +94,7 @@ def _limit(*tensors: Tensor) -> int:
 
 
 def _block_bytes(tensor: Tensor) -> int:
-    if any(chunk.view and _is_transposed(chunk.view) for chunk in tensor.chunks):
+    if any(chunk.view and is_transposed(chunk.view) for chunk in tensor.chunks):
         # Decoding makes copies.
         return TRANSPOSED_BLOCK_BYTES // 4 if tensor.encodings else TRANSPOSED_BLOCK_BYTES
     return REMOTE_BLOCK_BYTES if any(storage.is_remote(file) for file in tensor.files) else BLOCK_BYTES
@@ -224,7 +224,7 @@ def _matrix(tensor: Tensor) -> _Range | None:
     None if there are several such matrices, or if the matrix is larger than MATRIX_BYTES.
     """
     matrix: _Range | None = None
-    views = [chunk.view for chunk in tensor.chunks if chunk.view and _is_transposed(chunk.view)]
+    views = [chunk.view for chunk in tensor.chunks if chunk.view and is_transposed(chunk.view)]
     for view in sorted(views, key=lambda view: (view.file, view.offset_bytes)):
         end = view.end(tensor.stored_dtype)
         if matrix and (view.file != matrix.file or view.offset_bytes > matrix.end + GAP_BYTES):
@@ -273,7 +273,7 @@ def _is_row_major(view: View, dtype: str) -> bool:
     return all(size == 1 or stride == its for size, stride, its in zip(view.shape, view.strides_bytes, expected, strict=True))
 
 
-def _is_transposed(view: View) -> bool:
+def is_transposed(view: View) -> bool:
     strides = [stride for size, stride in zip(view.shape, view.strides_bytes, strict=True) if size > 1]
     return strides != sorted(strides, reverse=True)
 

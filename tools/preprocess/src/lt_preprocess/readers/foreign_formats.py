@@ -35,6 +35,7 @@ _LFS = Format("a Git LFS pointer: the file itself was not downloaded", "git lfs 
 _UTF16 = Format("UTF-16 text", "iconv -f UTF-16 -t UTF-8 {} | lt-preprocess - ...")
 _UTF32 = Format("UTF-32 text", "iconv -f UTF-32 -t UTF-8 {} | lt-preprocess - ...")
 _PICKLE = Format("a pickle, which is never loaded", "write the texts as JSON lines")
+_IMPORT = "lt-preprocess import {} -o PREFIX takes token ids; texts write as JSON lines"
 _NAME_DOCUMENTS = "name a file of documents"
 _PICTURE = Format("a picture", _NAME_DOCUMENTS)
 _TABLE = Format(
@@ -59,7 +60,7 @@ _SIGNATURES = {
     b"ORC": Format("an ORC file", "python -c \"import pandas; pandas.read_orc('FILE').to_parquet('FILE.parquet')\""),
     b"Obj\x01": Format("an Avro file", "avro-tools tojson {} | lt-preprocess - ..."),
     b"\x89HDF\r\n": Format("an HDF5 file", "write the texts as JSON lines"),
-    b"\x93NUMPY": Format("a NumPy array", "write the texts as JSON lines"),
+    b"\x93NUMPY": Format("a NumPy array", _IMPORT),
     b"SQLite format 3\0": Format("an SQLite database", "write the texts as JSON lines"),
     b"%PDF-": Format("a PDF", "pdftotext {} FILE.txt"),
     b"GGUF": Format("a GGUF model", _NAME_DOCUMENTS),
@@ -84,6 +85,7 @@ _SIGNATURES = {
 }
 """What no JSON line begins with, the longer of two that begin alike first."""
 
+_TOKEN_NAMES = (".npy", ".ds")
 _MAY_BEGIN_TEXT = frozenset([b"LZIP", b"PARE", b"FEA1", b"ORC", b"GGUF", b"GIF87a", b"GIF89a"])
 
 _HTML = re.compile(rb"<(!doctype\s+html|html|head|body)\b", re.IGNORECASE)
@@ -116,6 +118,8 @@ def check_decompressed(path: str, start: bytes, is_text: bool) -> None:
 def _contradiction(path: str) -> str:
     """Begin a message with the format that the file name promises; the caller appends the real format."""
     suffix = re.search(r"\.\w+$", path)
+    if path.lower().endswith(_TOKEN_NAMES):
+        return "holds no text but "
     return "is " if path == STDIN or suffix is None else f"is not what its name ({suffix[0]}) says but "
 
 
@@ -174,6 +178,8 @@ def _by_name(name: str) -> Format | None:
             return Format(f"data that {command.split()[0]} may decompress", f"{command} {{}} | lt-preprocess - ...")
     if name.endswith(".parquet"):
         return Format("no Parquet", _AGAIN)
+    if name.endswith(_TOKEN_NAMES):
+        return Format("token ids", _IMPORT)
     return None
 
 

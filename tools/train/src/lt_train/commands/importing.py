@@ -130,7 +130,7 @@ def _model_problem(translation: "Translation", path: str) -> ToolError | None:
     if not {"model", "num_layers"} & translation.options.keys():
         absent = next((f"lt-train has none for {entry.key} = {entry.value}; " for entry in translation.lost(Effect.MODEL)), "")
         remedy = f"{absent}lt-train models lists the names of --model"
-        unknown_keys = _with_lines(dict.fromkeys(entry.key for entry in translation.lost(Effect.RUN)), path)
+        unknown_keys = _with_lines(dict.fromkeys(entry.key for entry in translation.lost(Effect.RUN) if entry.is_unknown), path)
         beside = f"; no table knows {unknown_keys}" if unknown_keys else ""
         return BadData(f"{location}no model: neither its name nor its layers are known{beside}", remedy)
     # Guides to Llama often forget --disable-bias-linear, so dropped biases alone do not make another model.

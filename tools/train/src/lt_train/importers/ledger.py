@@ -40,6 +40,12 @@ class Dropped:
     value: Any
     reason: str
     effect: Effect
+    # Neither the trainer's options nor a table of its keys has the key.
+    is_unknown: bool = False
+
+    def record(self) -> dict[str, Any]:
+        """Return the entry as `lt-train import --json` prints it."""
+        return {"key": self.key, "value": self.value, "reason": self.reason, "effect": self.effect.name.lower()}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,7 +93,7 @@ class Translation:
             "source": self.source,
             "options": {name.replace("_", "-"): value for name, value in self.options.items()},
             "defaults": sorted(name.replace("_", "-") for name in self.defaults),
-            "not_carried": [dataclasses.asdict(entry) | {"effect": entry.effect.name.lower()} for entry in self.dropped],
+            "not_carried": [entry.record() for entry in self.dropped],
         }
 
 
@@ -246,7 +252,8 @@ class Ledger:
 
     def close(self, unknown: str, unknown_variables: Collection[str] = ()) -> Translation:
         for key, value in self._remaining.items():
-            self._drop(key, value, "lt-train has no such setting" if key in self._upstream else unknown)
+            is_known = key in self._upstream
+            self._drop(key, value, "lt-train has no such setting" if is_known else unknown, is_unknown=not is_known)
         listed = {entry.key for entry in self._dropped}
         for key, value in self._original.items():
             if self._name(key) not in listed and key not in self._carried:
@@ -268,14 +275,14 @@ class Ledger:
         self._drop(key, value, reason)
         return otherwise
 
-    def _drop(self, key: str, value: Any, reason: str, effect: Effect | None = None) -> None:
+    def _drop(self, key: str, value: Any, reason: str, effect: Effect | None = None, is_unknown: bool = False) -> None:
         if value is None:
             reason = NOT_SET
             effect = Effect.NONE
         if value is not None or key in self._original:
             shown = credentials.NOT_SHOWN if credentials.is_secret(key) else covered(value)
             shown = " ".join(map(str, shown)) if isinstance(shown, list) else shown
-            self._dropped.append(Dropped(self._name(key), shown, reason, effect or self.effect(key, value)))
+            self._dropped.append(Dropped(self._name(key), shown, reason, effect or self.effect(key, value), is_unknown))
 
     def _name(self, key: str) -> str:
         return str(covered(self._written.get(key, key)))

@@ -1,7 +1,7 @@
-"""Merge checkpoints: choose them, plan the average, and write it as a conversion is written: resumable and checked.
+"""Merge checkpoints: choose them, plan the merge, and write it as a conversion is written: resumable and checked.
 
-Optimizer states are not merged: moments belong to the weights at which they were taken. The result has the iteration of the
-newest checkpoint, and `lt-convert.json` names all checkpoints with their weights.
+Optimizer states are not merged: moments belong to the weights at which they were taken. An average has the iteration of the
+newest checkpoint, a merge by a method the iteration of its base, and `lt-convert.json` names all checkpoints with their weights.
 """
 
 import dataclasses
@@ -9,8 +9,9 @@ from collections.abc import Sequence
 
 from lt_convert.commands import conversion
 from lt_convert.commands.conversion import Request
-from lt_convert.commands.merge import plan, sources, weights
+from lt_convert.commands.merge import method_plan, plan, sources, weights
 from lt_convert.commands.merge.plan import MergePlan, Part
+from lt_convert.commands.merge.recipe import Recipe
 from lt_convert.commands.merge.sources import Chosen
 from lt_convert.engine import occupancy, result, source_verification
 from lt_convert.engine.receipt import MERGED, ConversionRecord
@@ -26,7 +27,10 @@ from lt_shared.contracts.manifest import Checkpoint, absolute
 
 @dataclasses.dataclass(frozen=True)
 class MergeRequest:
-    """The options of a merge; `schedule` is for checkpoints without explicit weights. Other fields as in `Request`."""
+    """The options of a merge; `schedule` is for checkpoints without explicit weights. Other fields as in `Request`.
+
+    Without a `recipe` the checkpoints are averaged. `layers` is the number of layers that a configuration names, if it does.
+    """
 
     chosen: Sequence[Chosen]
     to: str
@@ -36,6 +40,22 @@ class MergeRequest:
     force: bool = False
     legacy_target: LegacyTarget = ONE_RANK
     verify: bool = True
+    recipe: Recipe | None = None
+    layers: int | None = None
+
+    @property
+    def models(self) -> Sequence[Chosen]:
+        """The checkpoints that are read: the base of the recipe, if it is not among the others, is the last."""
+        base = self.recipe.base if self.recipe else None
+        if base is None or _same(base, [one.path for one in self.chosen]) is not None:
+            return self.chosen
+        return [*self.chosen, Chosen(base, None)]
+
+    @property
+    def base(self) -> int | None:
+        """The index of the base in `models`."""
+        base = self.recipe.base if self.recipe else None
+        return None if base is None else _same(base, [one.path for one in self.models])
 
     def conversion(self) -> Request:
         """The request as if the newest of the checkpoints were converted alone."""
@@ -48,14 +68,19 @@ def merge(request: MergeRequest) -> Checkpoint:
     """Merge, unless the destination is up to date. Returns the checkpoint at the destination. Raises as `planned`."""
     occupancy.check_links(request.destination)
     request = dataclasses.replace(request, destination=directories.normalized(request.destination))
-    shares = sources.weigh(request.chosen, request.schedule)
+    shares = _shares(request)
     with Files() as files:
-        located = _located(request.chosen, files)
+        located = _located(request.models, files)
         options = {
-            MERGED: [{"path": absolute(path), "weight": weight} for (path, _), weight in zip(located, shares, strict=True)],
+            MERGED: [
+                {"path": absolute(path), **({} if weight is None else {"weight": weight})}
+                for (path, _), weight in zip(located, shares, strict=True)
+            ],
             "to": request.to,
             "dtype": request.dtype,
             "layout": dataclasses.astuple(request.legacy_target),
+            # Records of averages are as they were before the methods.
+            **({"recipe": request.recipe.to_options()} if request.recipe else {}),
         }
         fingerprint = [one for path, name in located for one in result.fingerprint(path, name, request.destination)]
         destination = Result(request.to, request.destination, request.force, options, fingerprint)
@@ -69,9 +94,8 @@ def merge(request: MergeRequest) -> Checkpoint:
         todo = _planned(request, located, shares, files)
         files.reader.planned(views(todo.files), files)
     _tell(request, todo)
-    newest = plan.newest_of(todo.parts)
     tokenizer = todo.newest.source.tokenizer
-    checkpoint = destination.write(todo, files.reader, newest.iteration, None, tokenizer.files[0].name if tokenizer else None)
+    checkpoint = destination.write(todo, files.reader, todo.main.iteration, None, tokenizer.files[0].name if tokenizer else None)
     conversion.tell_what_is_missing(todo.newest.source)
     return checkpoint
 
@@ -82,10 +106,25 @@ def planned(request: MergeRequest, files: Files) -> MergePlan:
     Raises: NoInput for a missing checkpoint, BadData for a checkpoint that is damaged or holds another model, UsageError for
     impossible weights or an impossible dtype of the result.
     """
-    shares = sources.weigh(request.chosen, request.schedule)
-    located = _located(request.chosen, files)
+    shares = _shares(request)
+    located = _located(request.models, files)
     _check_destination(directories.normalized(request.destination), located)
     return _planned(request, located, shares, files)
+
+
+def _shares(request: MergeRequest) -> Sequence[float | None]:
+    """The weights of the `models`. With a recipe, None for a model without a weight, or with several."""
+    if request.recipe is None:
+        return sources.weigh(request.chosen, request.schedule)
+    if request.schedule is not None:
+        raise UsageError(f"--weights {request.schedule} is for averages", f"drop it: the method is {request.recipe.method.name}")
+    weights_of_models = [request.recipe.weight(index) for index in range(len(request.chosen))]
+    return [*weights_of_models, *[None] * (len(request.models) - len(request.chosen))]
+
+
+def _same(path: str, paths: Sequence[str]) -> int | None:
+    normalized = [directories.normalized(other) for other in paths]
+    return normalized.index(directories.normalized(path)) if directories.normalized(path) in normalized else None
 
 
 def _located(chosen: Sequence[Chosen], files: Files) -> list[tuple[str, str]]:
@@ -108,17 +147,30 @@ def _check_destination(destination: str, located: Sequence[tuple[str, str]]) -> 
         result.check_destination(destination, directory)
 
 
-def _planned(request: MergeRequest, located: Sequence[tuple[str, str]], shares: Sequence[float], files: Files) -> MergePlan:
+def _planned(
+    request: MergeRequest, located: Sequence[tuple[str, str]], shares: Sequence[float | None], files: Files
+) -> MergePlan:
     parts = [_part(directory, share, files) for (directory, _), share in zip(located, shares, strict=True)]
     if request.schedule not in (None, *weights.MEANS):
         sources.check_order([part.iteration for part in parts], [part.source.directory for part in parts])
-    newest = plan.newest_of(parts)
+    newest = parts[request.base or 0] if request.recipe else plan.newest_of(parts)
     if FORMATS[request.to].warns_of_arguments:
         megatron_args.warn_of_absent(newest.source.model.architecture, newest.source.directory)
-    return plan.plan(parts, request.conversion())
+    if request.recipe is None:
+        return plan.plan(parts, request.conversion())
+    layers = newest.source.model.architecture.num_layers
+    if request.layers not in (None, layers):
+        raise UsageError(
+            f"the configuration takes {request.layers} layers, and {newest.source.directory} has {layers}",
+            "only merges of every layer are made here: use mergekit for others",
+        )
+    recipe = dataclasses.replace(
+        request.recipe, model_settings=[*request.recipe.model_settings, *[{}] * (len(parts) - len(request.chosen))]
+    )
+    return method_plan.plan_by(recipe, parts, request.base, request.conversion())
 
 
-def _part(directory: str, weight: float, files: Files) -> Part:
+def _part(directory: str, weight: float | None, files: Files) -> Part:
     source = location.open_source(directory, files)
     conversion.check_aliases(source, files)
     iteration = source.iteration
@@ -130,9 +182,11 @@ def _part(directory: str, weight: float, files: Files) -> Part:
 
 
 def _tell(request: MergeRequest, todo: MergePlan) -> None:
+    if request.recipe:
+        return
     weighted = [one for one in request.chosen if one.weight is not None]
     if weighted and not sources.sum_is_one(weighted):
-        shown = ", ".join(f"{part.weight:.4g}" for part in todo.parts)
+        shown = ", ".join(f"{part.weight or 0.0:.4g}" for part in todo.parts)
         note(f"the weights do not sum to 1: they are divided by their sum: {shown}")
-    if any(part.weight < 0 for part in todo.parts):
+    if any((part.weight or 0.0) < 0 for part in todo.parts):
         warn("a weight is negative: the result may lie outside the range of the checkpoints")

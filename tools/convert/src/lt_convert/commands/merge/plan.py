@@ -24,10 +24,13 @@ from lt_shared.contracts.manifest import absolute
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-    """A source of a merge. The parts' `weight`s sum to 1; `iteration` is None if the source does not record it."""
+    """A source of a merge; `iteration` is None if the source does not record it.
+
+    The `weight`s of an average sum to 1. A merge by a method has None for a model without a weight or with several.
+    """
 
     source: Source
-    weight: float
+    weight: float | None
     iteration: int | None
 
     def to_record(self) -> dict[str, Any]:
@@ -35,17 +38,22 @@ class Part:
             "path": absolute(self.source.directory),
             "format": self.source.format,
             "iteration": self.iteration,
-            "weight": self.weight,
+            **({} if self.weight is None else {"weight": self.weight}),
         }
 
 
 @dataclasses.dataclass(frozen=True)
 class MergePlan:
-    """`newest` is the plan of the newest part alone, and `files` are its files with the averages in place of its tensors."""
+    """`newest` is the plan of one part alone, and `files` are its files with merged tensors in place of its tensors.
+
+    That part is `main`: the newest of an average, the base of a merge by a `method`.
+    """
 
     newest: Plan
     parts: tuple[Part, ...]
     files: tuple[OutputFile, ...]
+    method: str
+    main: Part
 
     def to_record(self) -> dict[str, Any]:
         record = self.newest.to_record()
@@ -53,7 +61,7 @@ class MergePlan:
         return record | {"sources": [part.to_record() for part in self.parts], "tensors": tensors}
 
     def _operation(self, operation: str) -> str:
-        return f"average of {len(self.parts)}" + ("" if operation == "copy" else f", {operation}")
+        return f"{self.method} of {len(self.parts)}" + ("" if operation == "copy" else f", {operation}")
 
 
 def newest_of(parts: Sequence[Part]) -> Part:
@@ -71,36 +79,36 @@ def plan(parts: Sequence[Part], request: Request) -> MergePlan:
     """
     newest = newest_of(parts)
     for part in parts:
-        _check_same_model(newest.source, part.source)
-    names = _averaged_names(newest.source, [part.source for part in parts])
-    dtypes = {name: _dtype(name, parts, newest, request.dtype) for name in names}
-    common = _common(newest.source, parts)
+        check_same_model(newest.source, part.source)
+    names = common_names(newest.source, [part.source for part in parts])
+    dtypes = {name: dtype_of(name, parts, newest, request.dtype) for name in names}
+    result = common(newest.source, parts)
     target_format = FORMATS[request.to]
 
     def outputs(part: Part) -> list[OutputFile]:
         tensors = {name: part.source.tensors[name].cast(dtypes[name]) for name in names}
         # A tokenizer takes seconds to write, and does not depend on the part.
-        tokenizer = common.tokenizer if part is newest else None
-        source = dataclasses.replace(common, directory=part.source.directory, tensors=tensors, tokenizer=tokenizer)
+        tokenizer = result.tokenizer if part is newest else None
+        source = dataclasses.replace(result, directory=part.source.directory, tensors=tensors, tokenizer=tokenizer)
         return target_format.outputs(Target(source, tensors, request.destination, request.legacy_target))
 
     outputs_by_part = [(part, outputs(part)) for part in parts]
     files = next(files for part, files in outputs_by_part if part is newest)
-    family = families.family_of(common.model.architecture)
-    operations = family.operations(common.table, target_format.table, common.model)
+    family = families.family_of(result.model.architecture)
+    operations = family.operations(result.table, target_format.table, result.model)
     averaged = tuple(_averaged(file, outputs_by_part) for file in files)
-    return MergePlan(Plan(common, request, tuple(files), operations), tuple(parts), averaged)
+    return MergePlan(Plan(result, request, tuple(files), operations), tuple(parts), averaged, "average", newest)
 
 
-def _check_same_model(one: Source, other: Source) -> None:
+def check_same_model(one: Source, other: Source) -> None:
     for difference in checkpoint_comparison.configuration_differences(one, other):
         raise BadData(
             f"{other.directory}: {difference['field']} is {difference['b']}, in {one.directory} {difference['a']}",
-            "only checkpoints of one model can be averaged",
+            "only checkpoints of one model can be merged",
         )
 
 
-def _averaged_names(newest: Source, sources: Sequence[Source]) -> list[str]:
+def common_names(newest: Source, sources: Sequence[Source]) -> list[str]:
     """The canonical tensors that are averaged, in the order of the newest source.
 
     The padding rows of the vocabulary, which no token uses, are left out where they differ in number.
@@ -123,7 +131,7 @@ def _padding(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]
     return {name: shape for name, shape in shapes.items() if name.startswith(PADDING)}
 
 
-def _dtype(name: str, parts: Sequence[Part], newest: Part, chosen: str | None) -> str:
+def dtype_of(name: str, parts: Sequence[Part], newest: Part, chosen: str | None) -> str:
     """Return the dtype of a tensor in the result: the chosen dtype, or the dtype that all parts share."""
     for part in parts:
         dtype = part.source.tensors[name].dtype
@@ -139,7 +147,7 @@ def _dtype(name: str, parts: Sequence[Part], newest: Part, chosen: str | None) -
     return chosen or ("float32" if newest_dtype == "float64" else newest_dtype)
 
 
-def _common(newest: Source, parts: Sequence[Part]) -> Source:
+def common(newest: Source, parts: Sequence[Part]) -> Source:
     """Return the parts of the result apart from the averages, without a loss: the newest checkpoint's loss is not the average's.
 
     All tokenizers are the same; a checkpoint that was copied without its run may have none.
@@ -154,7 +162,8 @@ def _averaged(file: OutputFile, outputs_by_part: Sequence[tuple[Part, Sequence[O
     if not payloads_of_file:
         return file
     payloads_by_part = [
-        (part.weight, part, _payloads(other for other in files if other.name == file.name)) for part, files in outputs_by_part
+        (part.weight or 0.0, part, _payloads(other for other in files if other.name == file.name))
+        for part, files in outputs_by_part
     ]
     for _, part, payloads in payloads_by_part:
         if [(one.name, one.tensor.shape) for one in payloads] != [(one.name, one.tensor.shape) for one in payloads_of_file]:

@@ -38,12 +38,14 @@ def resolve_size_schedule(options: dict[str, Any], seq_length: int) -> tuple[Sch
         raise BadConfig(f"{OPTION} has {len(words)} entries", f"give 1 to {MOST_ENTRIES}: {EXAMPLE}")
     entries = sorted((_entry(word, seq_length) for word in words), key=lambda entry: entry.begin)
     if entries[0].begin:
-        raise BadConfig(f"{OPTION} begins after {entries[0].begin:,} samples", f"begin with 0: {EXAMPLE}")
+        raise BadConfig(
+            f"{OPTION} begins after {entries[0].begin:,} samples of {seq_length} tokens", f"begin with 0 tokens: {EXAMPLE}"
+        )
     for first, second in itertools.pairwise(entries):
         if first.begin == second.begin:
             raise BadConfig(
-                f"{OPTION}: batch sizes {first.size} and {second.size} begin at the same sample, {first.begin:,}",
-                f"a sample has {seq_length} tokens: give each size at least one sample",
+                f"{OPTION} counts tokens: batch sizes {first.size} and {second.size} begin at the same sample, {first.begin:,}",
+                f"a sample has {seq_length} tokens: begin each size at least {seq_length} tokens after the size before it",
             )
     return tuple(entries)
 

@@ -14,6 +14,7 @@ from lt_train.importers.upstream.rows import Row
 
 OWN = "a run continues from its own --save"
 OF_OWN = "a run continues from the newest checkpoint of its own --save, with all that is there"
+ONE_PATH = "one path is needed there: Megatron-LM stops at the second word"
 WITHOUT_LOAD = "without --load nothing reads it"
 WEIGHTS_ALONE = "of a checkpoint to finetune the weights alone are read"
 # Switches that have an effect only if SAVE has a checkpoint, so not at the first start of a run.
@@ -47,7 +48,7 @@ class Start(enum.Enum):
 
 def translate(ledger: Ledger, is_own: bool) -> None:
     """Translate the options. `is_own` says that --load equals --save, even if both are an unknown variable."""
-    save, load = (_text(ledger.take(key)) for key in ("save", "load"))
+    save, load = (_one_path(ledger, key) for key in ("save", "load"))
     if save:
         ledger.set("save", save, "save")
     begin = Start.LOAD if load else Start.NONE
@@ -69,6 +70,15 @@ def translate(ledger: Ledger, is_own: bool) -> None:
 
 def _text(words: list[str] | None) -> str | None:
     return words[0] if words else None
+
+
+def _one_path(ledger: Ledger, key: str) -> str | None:
+    """Take the path of `key`. Megatron-LM's parser stops at a second word, so several words refuse the import."""
+    words = ledger.take(key)
+    if words and len(words) > 1:
+        ledger.drop_value(key, " ".join(words), ONE_PATH, Effect.RUN)
+        return None
+    return _text(words)
 
 
 def _with_step(ledger: Ledger, load: str) -> str:
@@ -103,10 +113,9 @@ def _pretrained(ledger: Ledger, load: str | None) -> bool:
 
     Megatron-LM loads only the weights of --pretrained-checkpoint, and only if --load has no checkpoint.
     """
-    pretrained = _text(ledger.peek("pretrained_checkpoint"))
+    pretrained = _one_path(ledger, "pretrained_checkpoint")
     if pretrained is None:
         return False
-    ledger.take("pretrained_checkpoint")
     if load:
         reason = "which of it and --load Megatron-LM takes depends on the checkpoints that are there; lt-train has --load alone"
         ledger.drop_value("pretrained_checkpoint", pretrained, reason, Effect.RUN)

@@ -153,7 +153,8 @@ ROWS = rows(
         "model.overlap_p2p_comm model.batch_p2p_comm model.sync_batch_comm model.validation_param_sync_overlap"
         " model.sharp model.ub_tp_comm_overlap model.ub_tp_comm_overlap_cfg model.defer_embedding_wgrad_compute"
         " model.wgrad_deferral_limit model.tp_comm_overlap model.sequence_parallel model.sharding_strategy"
-        " model.shard_degree",
+        # Fields of megatron-core, which NeMo reads in gpt_full_te_layer_autocast_spec.py, lines 255 and 260.
+        " model.shard_degree model.tp_comm_atomic_ag model.tp_comm_atomic_rs",
     ),
     (
         Effect.SPEED,

@@ -1,0 +1,143 @@
+"""Read a merge configuration of mergekit (YAML) without changes to the file.
+
+Paths in the file are relative to the working directory, as for mergekit. One slice that takes every layer of its models is read,
+as most SLERP configurations have it; the number of layers is checked when the models are opened. What would give another model
+here than in mergekit is refused by name.
+"""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from lt_convert.commands.merge import methods
+from lt_convert.commands.merge.recipe import Recipe
+from lt_convert.commands.merge.settings import Settings
+from lt_convert.commands.merge.sources import Chosen
+from lt_shared.console import BadConfig, UsageError
+from lt_shared.files import storage, strict_yaml
+
+_KNOWN = ("models", "slices", "merge_method", "base_model", "dtype", "out_dtype", "parameters", "tokenizer_source")
+_DTYPES = {name: name for name in ("float32", "bfloat16", "float16")}
+
+
+@dataclasses.dataclass(frozen=True)
+class MergekitConfig:
+    """`layers` is the number of layers that the file's slice takes of every model, None for a file without slices."""
+
+    chosen: Sequence[Chosen]
+    recipe: Recipe
+    out_dtype: str | None
+    layers: int | None
+
+
+def read(path: str, seed: int = 0) -> MergekitConfig:
+    """Raises BadConfig for a malformed file and for settings that would have another result here, NoInput for a missing file."""
+    try:
+        document = strict_yaml.loads(storage.read_record(path).decode())
+    except (ValueError, RecursionError) as error:
+        raise BadConfig(f"{path}: not YAML: {error}") from None
+    if not isinstance(document, Mapping) or "merge_method" not in document:
+        raise BadConfig(f"{path}: not a merge configuration of mergekit: it has no merge_method")
+    unknown = next((name for name in document if name not in _KNOWN), None)
+    if unknown is not None:
+        raise BadConfig(f"{path}: {unknown}: is not read here", f"known keys are {', '.join(_KNOWN)}")
+    if document.get("tokenizer_source") not in (None, "base"):
+        raise BadConfig(
+            f"{path}: tokenizer_source: {document['tokenizer_source']}: only base is read here",
+            "set it to base: the result then has the base model's vocabulary",
+        )
+    try:
+        method = methods.of_name(str(document["merge_method"]))
+        entries, slice_settings, layers = _entries(document, path)
+        base = document.get("base_model")
+        if method.has_base and base is None:
+            raise BadConfig(f"{path}: base_model: missing: {method.name} needs one", "name the base model")
+        settings = _mapping(document, "parameters", path)
+        recipe = Recipe(
+            method,
+            None if base is None or not method.has_base else _place(base, "base_model", path),
+            {**settings, **slice_settings},
+            [settings for _, settings in entries],
+            _dtype(document, "dtype", path),
+            seed,
+        )
+    except UsageError as error:
+        raise BadConfig(f"{path}: {error}", error.hint) from None
+    if slice_settings.keys() & settings.keys():
+        name = sorted(slice_settings.keys() & settings.keys())[0]
+        raise BadConfig(f"{path}: {name}: is in the parameters of the merge and in those of its slice", "leave one of them out")
+    return MergekitConfig([Chosen(place, None) for place, _ in entries], recipe, _dtype(document, "out_dtype", path), layers)
+
+
+def _entries(document: Mapping[str, Any], path: str) -> tuple[list[tuple[str, Settings]], Settings, int | None]:
+    """The models with their settings, the settings of their slice, and the number of layers in the slice."""
+    if ("models" in document) == ("slices" in document):
+        raise BadConfig(f"{path}: either models or slices is needed")
+    if "models" in document:
+        models = _list(document, "models", path)
+        return [_entry(model, {"model", "parameters"}, path) for model in models], {}, None
+    slices = _list(document, "slices", path)
+    if len(slices) != 1 or not isinstance(slices[0], Mapping):
+        raise BadConfig(
+            f"{path}: slices: {len(slices)} slices: layers of models one after the other are another architecture",
+            "only one slice with every layer is read here: use mergekit for others",
+        )
+    unknown = next((name for name in slices[0] if name not in ("sources", "parameters")), None)
+    if unknown is not None:
+        raise BadConfig(f"{path}: slices: {unknown}: is not read here", "known keys are sources, parameters")
+    sources = _list(slices[0], "sources", path)
+    ranges = {str(source.get("layer_range") if isinstance(source, Mapping) else None) for source in sources}
+    layer_range: Any = sources[0].get("layer_range") if isinstance(sources[0], Mapping) else None
+    is_range = isinstance(layer_range, list) and len(layer_range) == 2 and all(type(layer) is int for layer in layer_range)
+    if len(ranges) != 1 or not is_range or layer_range[0] != 0:
+        raise BadConfig(
+            f"{path}: layer_range: {', '.join(sorted(ranges))}",
+            "every source takes all layers, as [0, 32]: use mergekit for others",
+        )
+    entries = [_entry(source, {"model", "parameters", "layer_range"}, path) for source in sources]
+    return entries, _mapping(slices[0], "parameters", path), layer_range[1]
+
+
+def _entry(entry: Any, known: set[str], path: str) -> tuple[str, Settings]:
+    if not isinstance(entry, Mapping) or "model" not in entry or set(entry) - known:
+        raise BadConfig(f"{path}: {entry!r}: not a model with its parameters", f"known keys are {', '.join(sorted(known))}")
+    return _place(entry["model"], "model", path), _mapping(entry, "parameters", path)
+
+
+def _place(model: Any, field: str, path: str) -> str:
+    """The directory of a model, which mergekit also takes as a mapping."""
+    if isinstance(model, Mapping):
+        known = model.get("model")
+        model = (
+            known.get("path")
+            if isinstance(known, Mapping) and not model.get("lora")
+            else known
+            if not model.get("lora")
+            else None
+        )
+    if not isinstance(model, str):
+        raise BadConfig(f"{path}: {field}: is not the path of a model", "merge adapters into weights first")
+    return model
+
+
+def _list(mapping: Mapping[str, Any], name: str, path: str) -> list[Any]:
+    value = mapping.get(name)
+    if not isinstance(value, list) or not value:
+        raise BadConfig(f"{path}: {name}: not a list of models")
+    return value
+
+
+def _mapping(mapping: Mapping[str, Any], name: str, path: str) -> Settings:
+    value = mapping.get(name) or {}
+    if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
+        raise BadConfig(f"{path}: {name}: not a mapping of parameters to values")
+    return value
+
+
+def _dtype(document: Mapping[str, Any], name: str, path: str) -> str | None:
+    dtype = document.get(name)
+    if dtype is None:
+        return None
+    if str(dtype) not in _DTYPES:
+        raise BadConfig(f"{path}: {name}: {dtype}", f"known are {', '.join(_DTYPES)}")
+    return str(dtype)

@@ -1,0 +1,88 @@
+"""The plan of a merge by a method: each canonical tensor is merged, and the format converts the merged tensors.
+
+All but the tensors comes from the base model, or from the first model of a method without one, as with mergekit: configuration,
+tokenizer, generation settings. The padding rows of the vocabulary, which no token uses, become zeros.
+"""
+
+import dataclasses
+import math
+import re
+from collections.abc import Mapping, Sequence
+
+from lt_convert.commands.conversion import Plan, Request
+from lt_convert.commands.merge import plan
+from lt_convert.commands.merge.methods import TensorCase
+from lt_convert.commands.merge.plan import MergePlan, Part
+from lt_convert.commands.merge.recipe import Recipe
+from lt_convert.commands.merge.settings import resolve
+from lt_convert.formats import FORMATS
+from lt_convert.formats.checkpoint import Target
+from lt_convert.tensors.merge_rules import Rule
+from lt_convert.tensors.merged import MergedPayload, MergedTensor
+from lt_convert.tensors.output_files import OutputFile, Payload
+from lt_convert.weights import families
+from lt_convert.weights.mapping import PADDING, is_balancing_bias
+from lt_shared.console import UsageError
+
+_LAYER = re.compile(r"\.(\d+)\.")
+
+
+def plan_by(recipe: Recipe, parts: Sequence[Part], base: int | None, request: Request) -> MergePlan:
+    """Check that the parts fit together, and plan the merge. `base` is the index of the base model in `parts`.
+
+    Raises BadData for parts of other architectures, tokenizers or tensors, UsageError for a number of models or a parameter that
+    the method does not take, and for dtypes that differ if none was chosen.
+    """
+    models = [index for index in range(len(parts)) if index != base]
+    if recipe.method.models is not None and len(models) != recipe.method.models:
+        raise UsageError(
+            f"{recipe.method.name} merges {recipe.method.models + 1} models, its base among them: {len(parts)} are named"
+        )
+    first = parts[0 if base is None else base]
+    for part in parts:
+        plan.check_same_model(first.source, part.source)
+    names = [name for name in plan.common_names(first.source, [part.source for part in parts]) if not name.startswith(PADDING)]
+    order = models if base is None else [base, *models]
+    layers = first.source.model.architecture.num_layers
+    merged: dict[str, MergedTensor] = {}
+    for name in names:
+        dtype = "float32" if is_balancing_bias(name) else plan.dtype_of(name, parts, first, recipe.dtype)
+        sources = tuple(parts[index].source.tensors[name].cast(dtype) for index in order)
+        result_dtype = dtype if is_balancing_bias(name) else request.dtype or dtype
+        tensor = MergedTensor(
+            name, _rule(recipe, name, math.prod(sources[0].shape), models, layers), sources, dtype, result_dtype
+        )
+        merged[tensor.file] = tensor
+    source = dataclasses.replace(plan.common(first.source, parts), tensors={one.name: one.tensor() for one in merged.values()})
+    target_format = FORMATS[request.to]
+    files = target_format.outputs(Target(source, source.tensors, request.destination, request.legacy_target))
+    family = families.family_of(source.model.architecture)
+    operations = family.operations(source.table, target_format.table, source.model)
+    outputs = tuple(_with_merged(file, merged) for file in files)
+    return MergePlan(Plan(source, request, tuple(files), operations), tuple(parts), outputs, recipe.method.name, first)
+
+
+def _rule(recipe: Recipe, name: str, size: int, models: Sequence[int], layers: int) -> Rule:
+    match = _LAYER.search(name)
+    # As in mergekit: a model of one layer has the end of a gradient, tensors outside the layers the beginning.
+    depth = 0.0 if match is None else min(1.0, int(match[1]) / (layers - 1)) if layers > 1 else 1.0
+    method = recipe.method
+    shared = {
+        parameter: resolve(parameter, default, [recipe.settings], name, depth) for parameter, default in method.shared.items()
+    }
+    of_models = [
+        {
+            parameter: resolve(parameter, default, [recipe.model_settings[model], recipe.settings], name, depth)
+            for parameter, default in method.of_model.items()
+        }
+        for model in models
+    ]
+    return method.rule(TensorCase(name, size, recipe.seed, shared, of_models))
+
+
+def _with_merged(file: OutputFile, merged: Mapping[str, MergedTensor]) -> OutputFile:
+    segments = tuple(
+        MergedPayload(segment.name, segment.tensor, merged) if isinstance(segment, Payload) else segment
+        for segment in file.segments
+    )
+    return dataclasses.replace(file, segments=segments)
