@@ -239,6 +239,8 @@ def tell_what_is_missing(source: Source, ema: bool = False) -> None:
         note(f"{source.directory}: has averaged weights, too: --ema converts them")
     if source.left_out and not source.optimizer:
         note(f"{source.directory}: left out the training state ({len(source.left_out)} keys)")
+    if source.state_files:
+        note(f"{source.directory}: left out files of training state: {', '.join(source.state_files)}")
     if source.other_parts:
         note(f"{source.directory}: left out what is not the language model: {abbreviated(source.other_parts)}")
     if source.not_carried:
