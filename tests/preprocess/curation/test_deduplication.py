@@ -143,6 +143,13 @@ def test_shards_workers_and_partitions_change_nothing(tmp_path: Path, files: lis
     assert removed(dedup(files, tmp_path / "partitions")) == whole
 
 
+def test_shards_of_two_corpora(tmp_path: Path, files: list[Path]) -> None:
+    whole = removed(dedup(files, tmp_path / "whole"))
+    old = [dedup(files[:1], tmp_path / "old", shard=Slice(index, 2)) for index in range(2)]
+    new = [dedup(files[1:], tmp_path / "new", shard=Slice(index, 2)) for index in range(2)]
+    assert removed(dedup([*old, *new], tmp_path / "all")) == whole
+
+
 def test_a_missing_or_repeated_shard_is_refused(tmp_path: Path, files: list[Path]) -> None:
     shards = [dedup(files, tmp_path / "part", shard=Slice(index, 3)) for index in range(3)]
     with pytest.raises(BadConfig, match="shard 1 of 3 is missing"):
@@ -278,6 +285,21 @@ def test_a_list_that_does_not_fit_is_refused(tmp_path: Path, files: list[Path], 
     files[0].write_text('{"text": "x"}\n')
     with pytest.raises(BadConfig, match=r"1.jsonl: has changed since"):
         plan(files)
+
+
+def test_a_template_makes_the_text_that_is_compared(
+    tmp_path: Path, demo_tokenizer: Path, planned: Planned, write_lines: Callable[[Path, list[Any]], Path]
+) -> None:
+    records = [{"a": "x", "b": "y"}, {"a": "x", "b": "z"}, {"a": "x", "b": "y"}, {"a": ["x", "y"], "b": "y"}]
+    file = write_lines(tmp_path / "a.jsonl", records)
+    compared = Compared(template="{a} {b}")
+    path, record = deduplication.run([str(file)], str(tmp_path / "d"), "exact", compared, None, 1, False)
+    assert (record["documents"], record["removed"]) == (3, {"exact_duplicate": 1})
+    options = {"rules": Rules(duplicates=path), "on_error": "skip"}
+    [dataset] = runs.build(planned([file], demo_tokenizer, tmp_path / "out", template="{a} {b}", **options), 1)
+    assert (dataset.documents, dataset.removed) == (2, {"exact_duplicate": 1})
+    with pytest.raises(BadConfig, match="made with --template"):
+        planned([file], demo_tokenizer, tmp_path / "out", template="{b} {a}", **options)
 
 
 def test_what_cannot_be_compared_is_refused(tmp_path: Path, files: list[Path]) -> None:

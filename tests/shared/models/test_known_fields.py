@@ -1,6 +1,8 @@
 """Every field of the installed megatron-core's configuration is known, and what no other format has is refused by name."""
 
 import dataclasses
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -8,8 +10,9 @@ from megatron.core.transformer.transformer_config import MLATransformerConfig, T
 
 from lt_shared.console import BadConfig
 from lt_shared.models.architecture import Architecture
-from lt_shared.models.megatron_arguments import from_arguments, is_known, known_fields, remarks, to_arguments
+from lt_shared.models.megatron_arguments import from_arguments, is_known, known_fields, remarks, to_arguments, without_effect
 
+TABLE = Path(__file__).with_name("field_table.tsv")
 DENSE = Architecture("run", "llama", 4, 32, 96, 4, 2, 250, 64)
 EXPERTS = dataclasses.replace(DENSE, num_experts=4)
 
@@ -21,8 +24,21 @@ def test_each_field_of_megatron_core_is_known(configuration: type) -> None:
 
 
 def test_no_field_is_in_two_lists() -> None:
-    lists = [known_fields.READ, known_fields.WITHOUT_EFFECT, known_fields.TRAINING_ONLY, {*known_fields._OFF}]
+    names = [name for group in without_effect.GROUPS for name in group.names.split()]
+    lists = [known_fields.READ, names, known_fields.TRAINING_ONLY, {*known_fields._OFF}, {*known_fields._HYBRIDS}]
     assert sum(map(len, lists)) == len(frozenset().union(*lists))
+
+
+def test_each_field_of_the_programs_has_the_fate_of_the_table() -> None:
+    """field_table.py writes the table anew; its diff shows what a change of the lists means."""
+    rows = [line.split("\t") for line in TABLE.read_text().splitlines()[1:]]
+    assert len(rows) > 1000
+    for field, programs, kind, reason, line, reader in rows:
+        fate = known_fields.fate(field)
+        assert fate and (fate[0].value, fate[1]) == (kind, reason), field
+        assert programs and re.fullmatch(r"[\w./-]+@[\w.]+:[\w./]+:\d+", line), field
+        assert kind == "mapped" or reason, field
+        assert (kind == "without effect") == bool(reader), field
 
 
 @pytest.mark.parametrize(
@@ -45,6 +61,10 @@ def test_no_field_is_in_two_lists() -> None:
         {"mtp_use_repeated_layer": True, "mtp_num_layers": 2},
         {"heterogeneous_layers_config_path": "blocks.json"},
         {"experimental_attention_variant": "gated_delta_net"},
+        {"hybrid_attention_ratio": 0.5},
+        {"enable_mhc_connections": True},
+        {"use_transformer_engine_full_layer_spec": True},
+        {"enable_gpt_oss": True},
         {"window_size": (7, 0), "window_attn_skip_freq": [1, 0, 0, 1]},
     ],
 )

@@ -6,6 +6,7 @@
         run.json                            the record below: architecture, tokenizer, file sizes
     RUN/release/                            weights without training state, written by lt-convert
     RUN/tokenizer/                          the tokenizer's files
+    RUN/huggingface/                        model card, licence and other files of the Hugging Face model that the run began with
 
 A checkpoint directory appears by rename and the tracker is written last. `run.json` lists every other file with its size, so a
 shard that was lost or cut off later is noticed without unpickling anything.
@@ -27,6 +28,7 @@ TRACKER = "latest_checkpointed_iteration.txt"
 RELEASE = "release"
 RECORD = "run.json"
 TOKENIZER_DIRECTORY = "tokenizer"
+HUGGINGFACE_DIRECTORY = "huggingface"
 # All state that is not a tensor: megatron-core 0.16 writes it to this file, 0.19 into the .distcp files; 0.19 reads both.
 COMMON = "common.pt"
 CONFIGURATION, SHARDED_BACKEND = "metadata.json", "torch_dist"

@@ -42,7 +42,7 @@ NAMED_FILES = (
 MODEL_CONFIGURATION = "config.json"
 _BYTE_LEVEL = re.compile(rb'"type"\s*:\s*"ByteLevel"')
 # The same tokenizer in another library's files, which some programs load instead: copied, never read here.
-_OTHER_FORMS = (
+OTHER_FORMS = (
     *NAMED_FILES,
     "merges.txt",
     "gpt2-merges.txt",
@@ -273,7 +273,7 @@ def _with_other_forms(tokenizer: TokenizerFiles) -> TokenizerFiles:
 
     Raises BadData for a link that another user made, because all files are copied into checkpoints that others may read.
     """
-    paths = (tokenizer.directory / name for name in _OTHER_FORMS)
+    paths = (tokenizer.directory / name for name in OTHER_FORMS)
     tokenizer = dataclasses.replace(
         tokenizer, other_forms=tuple(path for path in paths if path.is_file() and path not in tokenizer.files)
     )

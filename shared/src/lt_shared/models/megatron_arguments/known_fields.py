@@ -1,15 +1,17 @@
 """All fields of megatron-core's TransformerConfig and MLATransformerConfig, 0.16 to 0.19, and Megatron-LM's model arguments.
 
 A field is read (`READ`); or changes the model's output or the meaning of stored weights, and must be off (`check`); or changes
-neither (`WITHOUT_EFFECT`). Some fields change only a training step's logits, because they drop tokens or add noise
+neither (without_effect.py). Some fields change only a training step's logits, because they drop tokens or add noise
 (`TRAINING_ONLY`). A field in no list was added by a later version: `remarks` names it when it is set.
 """
 
+import enum
 import re
 from collections.abc import Mapping
 from typing import Any
 
 from lt_shared.console import BadConfig
+from lt_shared.models.megatron_arguments import without_effect
 
 # Fields that `arguments` and `rope` turn into an architecture, under the names of TransformerConfig and of Megatron-LM.
 _READ_TEXT = """
@@ -35,6 +37,7 @@ _ROUTER = "the router chooses or weighs experts in a way that no other format ha
 _POSITIONS = "it rotates positions in a way that no other format has"
 _LAYERS = "its layers differ in a way that no other format has"
 _SCALES = "it scales activations in a way that no other format has"
+_MODEL_OPT = "ModelOpt builds other layers then, which no other field says"
 _ABSENT = (None, False, 0, "", ())
 _NO_FACTOR = (*_ABSENT, 1)
 # Fields that change the model: the values that turn the feature off, and the effect of other values.
@@ -49,6 +52,9 @@ _OFF: Mapping[str, tuple[tuple[Any, ...], str]] = {
     **dict.fromkeys(("rotary_seq_len_interpolation_factor", "seq_len_interpolation_factor"), (_NO_FACTOR, _POSITIONS)),
     **dict.fromkeys(("qk_l2_norm", "attention_output_gate", "attention_value_scale", "head_wise_attn_gate"), (_ABSENT, _LAYERS)),
     **dict.fromkeys(("apply_residual_connection_post_layernorm", "enable_hyper_connections"), (_ABSENT, _LAYERS)),
+    "enable_mhc_connections": (_ABSENT, _LAYERS),
+    "use_transformer_engine_full_layer_spec": (_ABSENT, "its layers are Transformer Engine's, with other tensors"),
+    **dict.fromkeys(("enable_gpt_oss", "export_qk_l2_norm", "export_moe_apply_probs_on_input"), (_ABSENT, _MODEL_OPT)),
     **dict.fromkeys(("squared_relu", "swiglu_limits"), (_ABSENT, "its activation is another one")),
     **dict.fromkeys(("attn_logit_softcapping", "final_logit_softcapping", "query_pre_attn_scalar"), (_ABSENT, _SCALES)),
     **dict.fromkeys(("heterogeneous_block_specs", "heterogeneous_layers_config_path"), (_ABSENT, _LAYERS)),
@@ -66,7 +72,7 @@ _HYBRID = "would need a scan or an indexer, and is not supported"
 _HYBRIDS = {
     "hybrid_override_pattern": "a state-space layer (Mamba)",
     "hybrid_layer_pattern": "a state-space layer (Mamba)",
-    "is_hybrid_model": "a state-space layer (Mamba)",
+    **dict.fromkeys(("is_hybrid_model", "hybrid_attention_ratio", "hybrid_mlp_ratio"), "a state-space layer (Mamba)"),
     "linear_attention_freq": "linear attention",
     "experimental_attention_variant": "linear or sparse attention",
 }
@@ -74,64 +80,12 @@ _HYBRIDS = {
 _BALANCING = ("aux_loss", "seq_aux_loss", "global_aux_loss", "none", None)
 _BALANCING_FIELD = "moe_router_load_balancing_type"
 
+_DROPS = "Megatron drops tokens or adds noise with it, and no other program does"
 # megatron-core drops tokens or adds noise in evaluation too; exported models never have either.
 TRAINING_ONLY = frozenset(
     ["moe_expert_capacity_factor", "moe_expert_rank_capacity_factor", "moe_token_dropping", "moe_input_jitter_eps"]
 )
 
-# Parallel sizes, precision, kernels, memory, communication, initial values, losses and inference.
-_WITHOUT_EFFECT_TEXT = """
-tensor_model_parallel_size tensor_parallel_num_weight_shards gtp_weight_remat_size pipeline_model_parallel_comm_backend
-pipeline_model_parallel_size virtual_pipeline_model_parallel_size sequence_parallel context_parallel_size
-hierarchical_context_parallel_sizes max_seqlen_per_dp_cp_rank hybrid_context_parallel expert_model_parallel_size
-expert_tensor_parallel_size expert_tensor_parallel_num_weight_shards expert_gtp_weight_remat_size perform_initialization
-use_cpu_initialization fp16 bf16 params_dtype timers finalize_model_grads_func grad_scale_func moe_grad_scale_func
-mtp_grad_scale_func no_sync_func grad_sync_func param_sync_func deterministic_mode enable_autocast autocast_dtype
-num_microbatches_with_partial_activation_checkpoints gradient_accumulation_fusion async_tensor_model_parallel_allreduce
-use_te_rng_tracker cross_entropy_loss_fusion cross_entropy_fusion_impl overlap_moe_expert_parallel_comm delay_wgrad_compute
-overlap_dispatch_backward_with_experts_wgrad ep_overlap_early_attn_memory_release pipeline_dtype variable_seq_lengths
-overlap_p2p_comm batch_p2p_comm batch_p2p_sync use_ring_exchange_p2p deallocate_pipeline_outputs defer_embedding_wgrad_compute
-wgrad_deferral_limit overlap_p2p_comm_warmup_flush microbatch_group_size_per_vp_stage mtp_standalone cpu_offloading
-cpu_offloading_num_layers _cpu_offloading_context cpu_offloading_activations cpu_offloading_weights
-cpu_offloading_double_buffering cpu_offloading_retain_pinned_cpu_buffers barrier_with_L1_time mtp_loss_scaling_factor
-mtp_detach_heads mtp_enabled num_layers_in_first_pipeline_stage num_layers_in_last_pipeline_stage
-pipeline_model_parallel_layout account_for_embedding_in_pipeline_split account_for_loss_in_pipeline_split attention_backend
-flash_attention_version hidden_dropout attention_dropout fp32_residual_connection activation_func_fp8_input_store qk_clip
-qk_clip_alpha qk_clip_threshold log_max_attention_logit test_mode calculate_per_token_loss
-experimental_attention_variant_loss_scale_func linear_conv_kernel_dim linear_key_head_dim linear_value_head_dim
-linear_num_key_heads linear_num_value_heads init_method output_layer_init_method embedding_init_method
-embedding_init_method_std init_model_with_meta_device mup_width_mult apply_query_key_layer_scaling attention_softmax_in_fp32
-disable_bf16_reduced_precision_matmul masked_softmax_fusion persist_layer_norm memory_efficient_layer_norm bias_dropout_fusion
-apply_rope_fusion use_fused_weighted_squared_relu fused_single_qkv_rope fused_residual_rmsnorm use_transformer_engine_op_fuser
-recompute_granularity recompute_method recompute_num_layers distribute_saved_activations recompute_modules
-first_last_layers_bf16 num_layers_at_start_in_bf16 num_layers_at_end_in_bf16 use_kitchen use_kitchen_attention
-kitchen_attention_backend high_priority_a2a_comm_stream moe_shared_expert_overlap use_grouped_gemm_for_shared_expert
-use_grouped_gemm_for_dense_mlp dense_grouped_gemm moe_enable_routing_replay moe_router_padding_for_quantization
-moe_router_padding_for_fp8 moe_router_dtype moe_router_bias_update_rate moe_router_quantile_balancing_ema moe_grouped_gemm
-moe_single_grouped_weight moe_single_grouped_bias moe_use_legacy_grouped_gemm moe_z_loss_coeff moe_token_dispatcher_type
-moe_enable_deepep moe_flex_dispatcher_backend moe_permute_fusion_into_hybridep moe_hybridep_pad_uneven_dispatch_inputs
-moe_per_layer_logging moe_pad_expert_input_to_capacity moe_pad_experts_for_cuda_graph_inference moe_token_drop_policy
-moe_layer_recompute moe_permute_fusion moe_router_fusion moe_flex_dispatcher_num_sms moe_deepep_num_sms moe_hybridep_num_sms
-moe_hybridep_num_blocks_permute moe_hybridep_num_blocks_unpermute moe_hybridep_num_sms_preprocessing moe_ncclep_static_shape
-moe_ncclep_zero_copy moe_extended_tp cp_comm_type enable_cuda_graph external_cuda_graph clone_scatter_output_in_embedding
-disable_parameter_transpose_cache config_logger_dir flash_decode batch_invariant_mode use_te_activation_func symmetric_ar_type
-nccl_all_reduce_for_prefill use_inference_optimized_layers use_mamba_mem_eff_path mlp_chunks_for_prefill
-mlp_chunks_for_training hetereogenous_dist_checkpoint quant_recipe transformer_impl fine_grained_activation_offloading
-offload_modules min_offloaded_tensor_size delay_offload_until_cuda_graph delta_offload_bytes_across_pp_ranks
-activation_offload_fraction fine_grained_offloading_max_inflight_offloads cache_mla_latents mla_down_proj_fusion
-tp_only_amax_red fp16_lm_cross_entropy logit_dtype parallel_output make_vocab_size_divisible_by
-scatter_embedding_sequence_parallel should_pad_vocab use_transformer_engine_full_layer_spec hf_model_id
-hf_model_revision restore_modelopt_state use_arbitrary_attention_mask apply_rotary_pos_emb_in_fp32 keep_in_fp32 wrap_with_ddp
-mixed_precision_wrapper generation_config add_position_embedding use_rotary_position_embeddings trust_remote_code
-forward_step_fn data_step_fn data_parallel_random_init use_custom_fsdp use_megatron_fsdp use_torch_fsdp2
-"""
-WITHOUT_EFFECT = frozenset(_WITHOUT_EFFECT_TEXT.split())
-# Prefixes of further fields without effect, in every version: layers that `_HYBRIDS` refuses, precision, kernels, training loop.
-WITHOUT_EFFECT_PREFIXES = (
-    *("tp_comm_", "fp8", "fp4", "cuda_graph_", "inference_", "nccl_", "te_", "kitchen_", "moe_paged_stash", "moe_routing_trace"),
-    *("dsa_", "mamba_", "gtp_", "_"),
-    "lt_",
-)
 # Names that resemble TransformerConfig's model fields, and such names in the training loop that do not.
 _OF_THE_MODEL = re.compile(
     r"(moe|mtp|rope|rotary|yarn|attention|attn|qk|q|kv|v|mlp|glu|activation|norm|layernorm|residual|embedding|softmax|window|"
@@ -185,10 +139,32 @@ def _function_names(value: Any) -> list[str]:
     return [str(value)] if value else []
 
 
+class Fate(enum.Enum):
+    """What becomes of a field of Megatron's arguments in a conversion."""
+
+    MAPPED = "mapped"
+    WITHOUT_EFFECT = "without effect"
+    REFUSED = "refused"
+    TRAINING_ONLY = "told"
+
+
+def fate(field: str) -> tuple[Fate, str] | None:
+    """Return the fate of a field with its reason, or None for a field that is in no list."""
+    if field in READ:
+        return Fate.MAPPED, ""
+    if field in _OFF:
+        return Fate.REFUSED, _OFF[field][1]
+    if field in _HYBRIDS or field in _SPECS:
+        return Fate.REFUSED, f"{_HYBRIDS[field]} {_HYBRID}" if field in _HYBRIDS else "a function outside of megatron-core"
+    if field in TRAINING_ONLY:
+        return Fate.TRAINING_ONLY, _DROPS
+    reason = without_effect.reason(field)
+    return None if reason is None else (Fate.WITHOUT_EFFECT, reason)
+
+
 def is_known(field: str) -> bool:
     """Return whether the field, or its prefix, is in one of the lists."""
-    listed = any(field in fields for fields in (READ, _OFF, _HYBRIDS, _SPECS, WITHOUT_EFFECT, TRAINING_ONLY))
-    return listed or field.startswith(WITHOUT_EFFECT_PREFIXES)
+    return fate(field) is not None
 
 
 def remarks(arguments: Mapping[str, Any], all_describe_model: bool = False) -> list[str]:
@@ -203,7 +179,7 @@ def remarks(arguments: Mapping[str, Any], all_describe_model: bool = False) -> l
         dropped = []
     unknown = [f"{field} {value!r:.40}" for field, value in sorted(set_fields.items()) if _is_unknown(field, all_describe_model)]
     return [
-        *(f"{text}: Megatron drops tokens or adds noise with it, and no other program does" for text in dropped),
+        *(f"{text}: {_DROPS}" for text in dropped),
         *(f"{text}: not known here, and taken to change nothing" for text in unknown),
     ]
 

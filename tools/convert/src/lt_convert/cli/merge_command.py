@@ -18,6 +18,7 @@ lt-convert merge run1=0.7 run1-hf=0.3 --to hf -o blend
 lt-convert merge math code --method slerp --parameter t=0.4 --to hf -o blend
 lt-convert merge math=0.6 code=0.4 --method ties --base base --parameter density=0.3 --to hf -o blend
 lt-convert merge --config merge.yaml --to hf -o blend
+lt-convert merge base --adapter lora --to hf -o merged
 lt-convert merge run1 --last 3 --to hf -o run1-merged --dry-run
 """
 
@@ -40,6 +41,8 @@ lt-convert merge run1 --last 3 --to hf -o run1-merged --dry-run
     multiple=True,
     help="Parameter of --method by mergekit's name: t, weight, density, lambda, normalize, rescale. VALUE is YAML.",
 )
+@click.option("--adapter", "adapters", metavar="DIR", multiple=True, help="Merge a LoRA adapter of PEFT into the weights of SRC.")
+@click.option("--ema", is_flag=True, help="Merge the averages that lt-train --ema-decay keeps, in place of the weights.")
 @click.option("--config", metavar="FILE", help="Read models, method and parameters from a YAML file of mergekit.")
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Seed of the random masks of dare_*.")
 @to_option
@@ -58,6 +61,8 @@ def merge(
     method: str | None,
     base: str | None,
     parameters: tuple[str, ...],
+    adapters: tuple[str, ...],
+    ema: bool,
     config: str | None,
     seed: int,
     to: str,
@@ -92,9 +97,9 @@ def merge(
         target_transformer_impl,
     )
     check_plan_options(dry_run, as_json)
-    request = merging.MergeRequest([], to, output, weights, dtype, force, legacy, not no_verify)
+    request = merging.MergeRequest([], to, output, weights, dtype, force, legacy, not no_verify, ema=ema)
     if config is not None:
-        if sources or last or method or base or parameters:
+        if sources or last or method or base or parameters or adapters:
             raise console.UsageError(f"--config {config} names models, method and parameters", "drop the others")
         merge_of_file = mergekit_config.read(config, seed)
         request = dataclasses.replace(
@@ -112,7 +117,7 @@ def merge(
         chosen = merge_sources.chosen(sources, last)
         parsed = settings.parse(parameters)
         made_by = recipe.from_options(method, chosen, base, parsed, dtype, seed) if method else None
-        request = dataclasses.replace(request, chosen=chosen, recipe=made_by)
+        request = dataclasses.replace(request, chosen=chosen, recipe=made_by, adapters=adapters)
     if dry_run:
         with Files() as files:
             record = merging.planned(request, files).to_record()

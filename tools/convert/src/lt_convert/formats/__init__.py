@@ -14,6 +14,9 @@ import importlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from lt_convert.formats import known_files
+from lt_convert.formats.known_files import KnownFiles
+
 if TYPE_CHECKING:
     from lt_convert.formats.checkpoint import Source, Target
     from lt_convert.tensors.output_files import OutputFile
@@ -24,12 +27,12 @@ if TYPE_CHECKING:
 class Format:
     """A checkpoint format; `name` is the value of --to and the `format` of a manifest.
 
-    `module` reads and writes it. `known_files` matches names in a checkpoint that a conversion leaves behind without a warning.
+    `module` reads and writes it. `known_files` lists the files in a checkpoint; a conversion warns of all others.
     """
 
     name: str
     module: str
-    known_files: str
+    known_files: tuple[KnownFiles, ...]
     # Whether --to can name it.
     is_written: bool = True
     # Whether a conversion writes the optimizer state.
@@ -73,7 +76,7 @@ class Format:
 HUGGINGFACE = Format(
     "hf",
     "huggingface",
-    r"config\.json|model\.safetensors(\.index\.json)?|lt-convert\.padding|padding\.safetensors|sharded",
+    known_files.HUGGINGFACE,
     has_checksums=False,
     has_config_above=True,
     is_quantizable=True,
@@ -81,8 +84,7 @@ HUGGINGFACE = Format(
 MEGATRON_DIST = Format(
     "megatron-dist",
     "megatron.torch_dist",
-    r"\.metadata|.*\.distcp|common\.pt|metadata\.json|run_config\.yaml|train_state\.pt|latest_\w+|context"
-    r"|weights|modelopt_run_config\.yaml|dataloader_state|.*_state\.pt|nemo_tokenizer",
+    known_files.MEGATRON_DIST,
     has_optimizer=True,
     is_in_run=True,
     warns_of_arguments=True,
@@ -90,21 +92,21 @@ MEGATRON_DIST = Format(
 MEGATRON_LEGACY = Format(
     "megatron-legacy",
     "megatron.legacy",
-    r"mp_rank_\w+|.*_state\.pt|latest_\w+",
+    known_files.MEGATRON_LEGACY,
     is_in_run=True,
     has_target_options=True,
 )
 TORCHTITAN = Format(
     "torchtitan",
     "torchtitan",
-    r"\.metadata|.*\.distcp|config\.json",
+    known_files.TORCHTITAN,
     has_optimizer=True,
     has_config_above=True,
 )
 MEGATRON_FSDP = Format(
     "megatron-fsdp",
     "megatron.fsdp",
-    r"\.metadata|.*\.distcp|common\.pt|metadata\.json|run_config\.yaml|train_state\.pt|latest_\w+|.*_state\.pt",
+    known_files.MEGATRON_FSDP,
     is_written=False,
     has_checksums=False,
 )

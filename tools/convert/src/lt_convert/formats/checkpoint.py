@@ -42,8 +42,8 @@ class Source:
     ids; `generation` is the content of `generation_config.json`. `quantization` describes the storage of quantized weights;
     `tensors` have their values. `is_partial` says that files of the format are missing (an index, config.json), so that a
     conversion to the same format is useful. `beside` are files that are carried unchanged (model card, licence), `not_carried`
-    the names of all other files. `averages` are the trained averages of the weights in float32, under the names of `tensors`;
-    None for a checkpoint without them.
+    the names of all other files. `state_files` are files of training state that are left out. `averages` are the trained averages
+    of the weights in float32, under the names of `tensors`; None for a checkpoint without them.
     """
 
     directory: str
@@ -65,6 +65,7 @@ class Source:
     is_partial: bool = False
     beside: Mapping[str, bytes] = dataclasses.field(default_factory=dict)
     not_carried: tuple[str, ...] = ()
+    state_files: tuple[str, ...] = ()
     averages: Mapping[str, Tensor] | None = None
 
     @property

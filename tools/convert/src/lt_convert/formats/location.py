@@ -22,7 +22,7 @@ _FROM_TORCH = "write safetensors with transformers: AutoModelForCausalLM.from_pr
 _VARIANT = r"model\.[A-Za-z0-9_]+\.safetensors|model\.safetensors\.index\.[A-Za-z0-9_]+\.json"
 _UNREAD_FORMATS: Sequence[tuple[str, str, str]] = (
     (r"adapter_config\.json|adapter_model\.(safetensors|bin)", "a LoRA adapter without its model",
-     "merge it with PEFT: AutoPeftModelForCausalLM.from_pretrained(DIR).merge_and_unload().save_pretrained(NEW)"),
+     "merge it into its base: lt-convert merge BASE --adapter DIR --to hf -o NEW"),
     (r"pytorch_model.*\.bin(\.index.*\.json)?", "PyTorch weights (pickles), which are not read", _FROM_TORCH),
     (r"consolidated\.\d+\.pth", "Meta's original Llama weights, which are not read",
      "use the repository's safetensors, or convert it with transformers' convert_llama_weights_to_hf.py"),

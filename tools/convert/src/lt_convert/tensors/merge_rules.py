@@ -90,9 +90,10 @@ class Slerp:
         squares, other_squares, product = 0.0, 0.0, 0.0
         for _, (one, other) in windows():
             wide, other_wide = one.astype(numpy.float64), other.astype(numpy.float64)
-            squares += float(wide @ wide)
-            other_squares += float(other_wide @ other_wide)
-            product += float(wide @ other_wide)
+            # Not by BLAS: its threads wait for work in a loop, which took ten times the processor time.
+            squares += float(numpy.einsum("i,i->", wide, wide))
+            other_squares += float(numpy.einsum("i,i->", other_wide, other_wide))
+            product += float(numpy.einsum("i,i->", wide, other_wide))
         norms = [norm if norm > SLERP_SMALLEST_NORM else 1.0 for norm in (math.sqrt(squares), math.sqrt(other_squares))]
         dot = min(1.0, max(-1.0, product / norms[0] / norms[1]))
         t = float(numpy.float32(self.t))
@@ -111,7 +112,7 @@ class Slerp:
 
 @dataclasses.dataclass(frozen=True)
 class TaskArithmetic:
-    """The first tensor plus the weighted differences of the others from the first.
+    """The first tensor plus the weighted differences of the tuned from the first.
 
     `sparsities` drop values from the differences; None drops nothing. With `elects_sign`, each value takes only the differences
     that have the sign of their weighted sum. With `normalize`, the sum is divided by the weights that took part.
@@ -125,8 +126,8 @@ class TaskArithmetic:
 
     def statistics(self, windows: Windows, dtype: str) -> list[Any]:
         def differences(index: int) -> Iterator[tuple[int, Values]]:
-            for first, (base, *others) in windows():
-                yield first, rounded(others[index] - base, dtype)
+            for first, (base, *tuned) in windows():
+                yield first, rounded(tuned[index] - base, dtype)
 
         return [
             sparsity and sparsity.statistics(functools.partial(differences, index), dtype)
@@ -134,10 +135,10 @@ class TaskArithmetic:
         ]
 
     def merged(self, values: list[Values], first: int, statistics: list[Any], dtype: str) -> Values:
-        base, *others = values
+        base, *tuned = values
         weights = [_rounded_number(weight, dtype) for weight in self.weights]
         weighted = []
-        for index, (weight, other) in enumerate(zip(weights, others, strict=True)):
+        for index, (weight, other) in enumerate(zip(weights, tuned, strict=True)):
             difference = rounded(other - base, dtype)
             sparsity = self.sparsities[index] if self.sparsities else None
             if sparsity:

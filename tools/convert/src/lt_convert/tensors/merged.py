@@ -61,6 +61,11 @@ class MergedTensor:
         has_transposed = any(chunk.view and is_transposed(chunk.view) for one in self.sources for chunk in one.chunks)
         return TRANSPOSED_WINDOW if has_transposed else WINDOW
 
+    @property
+    def read(self) -> tuple[Tensor, ...]:
+        """The tensors that are read to make it."""
+        return self.sources
+
     def tensor(self) -> Tensor:
         shape = self.sources[0].shape
         return tensor_in_files(self.name, self.result_dtype, shape, [((0,) * len(shape), shape, self.file, 0)])
@@ -72,7 +77,7 @@ class MergedTensor:
             if not self._is_prepared:
                 self._statistics = self.rule.statistics(lambda: self._windows(reader), self.dtype)
                 self._is_prepared = True
-        inputs = [_values(one, start, stop, reader) for one in self.sources]
+        inputs = [read_values(one, start, stop, reader) for one in self.sources]
         with numpy.errstate(over="ignore", invalid="ignore"):
             merged = self.rule.merged(inputs, start, self._statistics, self.dtype)
         return cast(merged.view(numpy.uint32), "float32", self.result_dtype, self.name)
@@ -80,10 +85,10 @@ class MergedTensor:
     def _windows(self, reader: TensorReader) -> Iterator[tuple[int, list[Values]]]:
         for start in range(0, self.size, self.window):
             stop = min(start + self.window, self.size)
-            yield start, [_values(one, start, stop, reader) for one in self.sources]
+            yield start, [read_values(one, start, stop, reader) for one in self.sources]
 
 
-def _values(tensor: Tensor, start: int, stop: int, reader: TensorReader) -> Values:
+def read_values(tensor: Tensor, start: int, stop: int, reader: TensorReader) -> Values:
     """Values `start` to `stop` of a tensor in row-major order, as float32, in a new array."""
     result: Values = numpy.empty(stop - start, numpy.float32)
     position = 0
@@ -149,7 +154,7 @@ class MergedPayload(Payload):
     def read(self) -> tuple[Tensor, ...]:
         # A merge is never quantized.
         assert isinstance(self.tensor, Tensor)
-        return tuple(source for file in self.tensor.files for source in self.merged[file].sources)
+        return tuple(source for file in self.tensor.files for source in self.merged[file].read)
 
     def contents(self, reader: TensorReader) -> Iterator[memoryview]:
         yield from Payload.contents(self, TensorReader(MergedFiles(reader.files, self.merged)))

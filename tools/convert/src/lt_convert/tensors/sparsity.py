@@ -59,11 +59,11 @@ class Magnitude:
     rescale: bool = False
 
     @property
-    def kept(self) -> int:
+    def kept_count(self) -> int:
         return max(1, int(self.density * self.size)) if self.density > 0 and self.size else 0
 
     def statistics(self, passes: Passes, dtype: str) -> Mask:
-        if self.density >= 1 or self.kept == 0:
+        if self.density >= 1 or self.kept_count == 0:
             return Mask()
         threshold, equal_kept, equal_count, kept_sum, total = self._threshold(passes, dtype)
         last = self.size
@@ -82,7 +82,7 @@ class Magnitude:
             counts += numpy.bincount((values.view(numpy.uint32) & 0x7FFFFFFF) >> 16, minlength=1 << 15)
             if self.rescale:
                 total += float(numpy.abs(values).sum(dtype=numpy.float64))
-        upper, above = _bin_of_rank(counts, self.kept)
+        upper, above = _bin_of_rank(counts, self.kept_count)
         # Every value of bfloat16 has a bin of its own.
         low_counts = numpy.zeros(1 << 16, numpy.int64)
         kept_sum = 0.0
@@ -99,8 +99,8 @@ class Magnitude:
                 low_counts += numpy.bincount(magnitudes[uppers == upper] & 0xFFFF, minlength=1 << 16)
                 if self.rescale:
                     kept_sum += float(numpy.abs(values[uppers > upper]).sum(dtype=numpy.float64))
-        lower, above_lower = _bin_of_rank(low_counts, self.kept - above)
-        equal_kept = self.kept - above - above_lower
+        lower, above_lower = _bin_of_rank(low_counts, self.kept_count - above)
+        equal_kept = self.kept_count - above - above_lower
         if self.rescale:
             sizes = (numpy.arange(lower, 1 << 16, dtype=numpy.uint32) + (upper << 16)).view(numpy.float32)
             shares = low_counts[lower:].copy()
@@ -112,7 +112,7 @@ class Magnitude:
     def applied(self, values: Values, first: int, mask: Mask, dtype: str) -> Values:
         if self.density >= 1:
             return values
-        if self.kept == 0:
+        if self.kept_count == 0:
             return numpy.zeros_like(values)
         magnitudes = values.view(numpy.uint32) & 0x7FFFFFFF
         if mask.last >= first + len(values):

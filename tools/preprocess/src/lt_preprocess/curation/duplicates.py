@@ -93,7 +93,7 @@ def build(files: Sequence[SignatureFile], path: str) -> dict[str, Any]:
 
 
 def _numbered_sources(files: Sequence[SignatureFile]) -> tuple[list[dict[str, Any]], list[int]]:
-    """List the inputs of all runs, and the number of every file's first input: shards share their inputs."""
+    """List all runs' inputs, and the number of every file's first input: shards share their inputs."""
     sources: list[dict[str, Any]] = []
     first_inputs: list[int] = []
     for number, file in enumerate(files):

@@ -235,12 +235,16 @@ def _header(plan: Plan) -> dict[str, Any]:
 
 
 def _publish(plan: Plan, spool: IO[bytes], documents: int) -> None:
-    """Write the records of `spool` as columns."""
+    """Write the records of `spool` as columns, a block of records at a time: a mapped spool would count as memory."""
     count = signature_files.columns(plan.method)
+    spool.seek(0)
     with storage.publish(plan.path) as file:
-        file.write(signature_files.first_line(_header(plan) | {"documents": documents} | plan.record))
-        if documents:
-            records = np.memmap(spool, np.uint64, "r", 0, (documents, count))
+        line = signature_files.first_line(_header(plan) | {"documents": documents} | plan.record)
+        file.write(line)
+        for first in range(0, documents, signature_files.DOCUMENTS_AT_ONCE):
+            block_documents = min(signature_files.DOCUMENTS_AT_ONCE, documents - first)
+            content = spool.read(block_documents * count * signature_files.COLUMN_BYTES)
+            records = np.frombuffer(content, np.uint64).reshape(block_documents, count)
             for column in range(count):
-                for first in range(0, documents, signature_files.DOCUMENTS_AT_ONCE):
-                    file.write(records[first : first + signature_files.DOCUMENTS_AT_ONCE, column].tobytes())
+                file.seek(len(line) + (column * documents + first) * signature_files.COLUMN_BYTES)
+                file.write(records[:, column].tobytes())

@@ -116,6 +116,9 @@ def _origin(prefix: str) -> _Origin:
         raise NoInput(f"{prefix}: nothing says from which files it was made", "--deep is for what lt-preprocess made from files")
     if options.get("shard") is not None or part.get("index") != 0 or not part["is_last"]:
         raise NoInput(f"{prefix}: is a part of a larger dataset", "merge the parts and verify the result")
+    if removed := (record.get("counts") or {}).get("removed") or (record.get("dataset") or {}).get("removed"):
+        counts = ", ".join(f"{count:,} {kind}" for kind, count in removed.items())
+        raise NoInput(f"{prefix}: rules removed documents of its sources: {counts}", "--deep is for all documents of the sources")
     origin = _Origin(sources, options, options["json_keys"].index(options["json_key"]))
     if origin.has_limit and record.get("derivation"):
         raise NoInput(f"{prefix}: joins samples of shards, which a limit ended", "--deep is for all documents of the sources")

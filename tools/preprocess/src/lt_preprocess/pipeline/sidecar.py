@@ -212,7 +212,7 @@ def _documents_not_read(prefix: str, plan: Plan) -> str | None:
         return replacement.OF_ANOTHER_TOOL
     record = read(prefix)
     if record is None:
-        return "documents of which its sidecar does not say any more where they come from"
+        return "documents that its damaged sidecar does not name"
     if "sources" not in record:
         return None
     stored_sources: list[dict[str, Any]] | None = record["sources"]

@@ -184,11 +184,11 @@ def prepare(directory: Path, run: str) -> None:
             copy_file(f"{run.rstrip('/')}/{name}", path)
 
 
-def send_tokenizer(directory: Path, run: str) -> None:
-    """Upload the tokenizer's files that the store lacks."""
-    tokenizer = checkpoint_layout.tokenizer_directory(directory)
-    stored_files = storage.sizes_below(f"{run.rstrip('/')}/{tokenizer.name}")
-    for path in sorted(tokenizer.rglob("*")):
-        name = str(path.relative_to(tokenizer))
-        if path.is_file() and name not in stored_files:
-            storage.upload(path, f"{run.rstrip('/')}/{tokenizer.name}/{name}")
+def send_kept_files(directory: Path, run: str) -> None:
+    """Upload the files of the tokenizer and of the Hugging Face model that the store lacks."""
+    for kept in (checkpoint_layout.TOKENIZER_DIRECTORY, checkpoint_layout.HUGGINGFACE_DIRECTORY):
+        stored_files = storage.sizes_below(f"{run.rstrip('/')}/{kept}")
+        for path in sorted((directory / kept).rglob("*")):
+            name = str(path.relative_to(directory / kept))
+            if path.is_file() and name not in stored_files:
+                storage.upload(path, f"{run.rstrip('/')}/{kept}/{name}")

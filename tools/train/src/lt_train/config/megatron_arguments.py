@@ -13,39 +13,48 @@ from lt_train.config.settings.data_schedule import Schedule
 from lt_train.config.settings.parallelism import VOCABULARY_MULTIPLE
 from lt_train.config.settings.skipping import Skipping
 
-# The arguments that decide the loss and how a step changes the weights. Megatron-LM sets lengths in samples only if a run counts
-# samples.
+
+@dataclasses.dataclass(frozen=True)
+class UpdateArgument:
+    """An argument that decides the loss or how a step changes the weights. `can_be_unset`: None is a value, such as no z-loss."""
+
+    name: str
+    can_be_unset: bool = False
+
+    def is_stored(self, arguments: Mapping[str, Any]) -> bool:
+        return arguments.get(self.name) is not None or (self.can_be_unset and self.name in arguments)
+
+
+# Megatron-LM sets lengths in samples only if a run counts samples.
 UPDATE_ARGUMENTS = (
-    "optimizer",
-    "lr",
-    "min_lr",
-    "lr_decay_style",
-    "lr_warmup_init",
-    "start_weight_decay",
-    "end_weight_decay",
-    "weight_decay_incr_style",
-    "adam_beta1",
-    "adam_beta2",
-    "adam_eps",
-    "clip_grad",
-    "calculate_per_token_loss",
-    "hidden_dropout",
-    "attention_dropout",
-    "eod_mask_loss",
-    "reset_position_ids",
-    "reset_attention_mask",
-    "moe_aux_loss_coeff",
-    "moe_router_load_balancing_type",
-    "moe_z_loss_coeff",
-    "moe_expert_capacity_factor",
-    "moe_token_drop_policy",
-    "moe_router_bias_update_rate",
-    "mtp_loss_scaling_factor",
+    UpdateArgument("optimizer"),
+    UpdateArgument("lr"),
+    UpdateArgument("min_lr"),
+    UpdateArgument("lr_decay_style"),
+    UpdateArgument("lr_warmup_init"),
+    UpdateArgument("start_weight_decay"),
+    UpdateArgument("end_weight_decay"),
+    UpdateArgument("weight_decay_incr_style"),
+    UpdateArgument("adam_beta1"),
+    UpdateArgument("adam_beta2"),
+    UpdateArgument("adam_eps"),
+    UpdateArgument("clip_grad"),
+    UpdateArgument("calculate_per_token_loss"),
+    UpdateArgument("hidden_dropout"),
+    UpdateArgument("attention_dropout"),
+    UpdateArgument("eod_mask_loss"),
+    UpdateArgument("reset_position_ids"),
+    UpdateArgument("reset_attention_mask"),
+    UpdateArgument("moe_aux_loss_coeff"),
+    UpdateArgument("moe_router_load_balancing_type"),
+    UpdateArgument("moe_z_loss_coeff", can_be_unset=True),
+    UpdateArgument("moe_expert_capacity_factor", can_be_unset=True),
+    UpdateArgument("moe_token_drop_policy"),
+    UpdateArgument("moe_router_bias_update_rate"),
+    UpdateArgument("mtp_loss_scaling_factor"),
 )
-# None is a value of these: no z-loss, no capacity.
-UNSET_ARGUMENTS = ("moe_z_loss_coeff", "moe_expert_capacity_factor")
-SCHEDULE_LENGTHS = ("lr_warmup_samples", "lr_decay_samples")
-WSD_ARGUMENTS = ("lr_wsd_decay_style", "lr_wsd_decay_samples")
+SCHEDULE_LENGTHS = (UpdateArgument("lr_warmup_samples"), UpdateArgument("lr_decay_samples"))
+WSD_ARGUMENTS = (UpdateArgument("lr_wsd_decay_style"), UpdateArgument("lr_wsd_decay_samples"))
 
 
 def run_arguments(config: RunConfig) -> dict[str, Any]:
@@ -158,16 +167,16 @@ def changes_of_updates(stored: Mapping[str, Any], current: Mapping[str, Any]) ->
 
     Arguments that the stored run lacks do not count.
     """
-    names = list(UPDATE_ARGUMENTS)
+    arguments = list(UPDATE_ARGUMENTS)
     if stored.get("train_samples"):
-        names += SCHEDULE_LENGTHS
+        arguments += SCHEDULE_LENGTHS
     if current["lr_decay_style"] == stored.get("lr_decay_style") == "WSD":
-        names += WSD_ARGUMENTS
+        arguments += WSD_ARGUMENTS
+    names = [argument.name for argument in arguments if argument.is_stored(stored)]
     changes = [
         f"{name.replace('_', '-')} was {_format_value(stored[name])} and is {_format_value(current[name])}"
         for name in names
-        if (stored.get(name) is not None or (name in UNSET_ARGUMENTS and name in stored))
-        and stored[name] != current.get(name, stored[name])
+        if stored[name] != current.get(name, stored[name])
     ]
     before, now = _precision(stored), _precision(current)
     return changes + ([f"the precision was {before} and is {now}"] if stored and before != now else [])

@@ -12,7 +12,6 @@ from lt_shared import credentials
 from lt_shared.console import BadConfig, CannotCreate, ExitCode, ToolError, TryAgain, note, warn
 from lt_shared.contracts import checkpoint_layout, manifest
 from lt_shared.files import local_files, ownership, storage
-from lt_shared.tokenizers import tokenizer_files
 from lt_train.checkpoint import remote_run, resume, starting_point
 from lt_train.config.run_config import RunConfig
 from lt_train.config.settings import streaming
@@ -21,7 +20,7 @@ from lt_train.config.settings.data import Data, check_datasets
 from lt_train.config.settings.reporting import Reporting
 from lt_train.config.settings.streaming import Streaming
 from lt_train.data import remote_datasets
-from lt_train.launch import rank_processes, worker
+from lt_train.launch import kept_files, rank_processes, worker
 from lt_train.planner import memory_estimate
 from lt_train.planner.stage_work import PipelineWork
 from lt_train.preflight import check_runner
@@ -213,7 +212,7 @@ def _report_finished(checkpointing: Checkpointing, reporting: Reporting) -> None
 
 @contextlib.contextmanager
 def _run_directory(checkpointing: Checkpointing, data: Data) -> Iterator[None]:
-    """Make SAVE, lock it against a second run, and keep the tokenizer in it."""
+    """Make SAVE, lock it against a second run, and copy the tokenizer and the model's files to it."""
     if checkpointing.save is None or checkpointing.directory is None:
         yield
         return
@@ -234,9 +233,10 @@ def _run_directory(checkpointing: Checkpointing, data: Data) -> Iterator[None]:
             warn(f"{run}: the filesystem has no locks; make sure that no other lt-train writes there")
         os.ftruncate(lock, 0)
         _check_tracker(run / checkpoint_layout.TRACKER)
-        _keep_tokenizer(data.tokenizer, run)
+        kept_files.keep_tokenizer(data.tokenizer, run)
+        kept_files.keep_model_files(checkpointing.load, run)
         if checkpointing.is_remote:
-            remote_run.send_tokenizer(run, checkpointing.save)
+            remote_run.send_kept_files(run, checkpointing.save)
         yield
         if checkpointing.is_remote:
             remote_run.send_log(run, checkpointing.save)
@@ -266,22 +266,6 @@ def _check_tracker(tracker: Path) -> None:
         os.unlink(local_files.partial_path(str(tracker)))
     finally:
         os.close(descriptor)
-
-
-def _keep_tokenizer(tokenizer: manifest.Tokenizer | None, run: Path) -> None:
-    """Copy the tokenizer's files into the run, so that a checkpoint can be converted wherever it is moved."""
-    target = checkpoint_layout.tokenizer_directory(run)
-    if tokenizer is None or tokenizer.path is None or target.exists():
-        return
-    if not os.path.exists(tokenizer.path):
-        warn(f"{tokenizer.path}: the tokenizer is not there any more; the run will not hold a copy")
-        return
-    files = tokenizer_files.find_made_with(tokenizer.path, tokenizer.sha256)
-    if files.sha256() != tokenizer.sha256:
-        warn(f"{tokenizer.path}: the tokenizer has changed since the data was made; the run will not hold a copy")
-        return
-    with storage.publish_directory(target) as directory:
-        files.copy_to(directory.path)
 
 
 @contextlib.contextmanager

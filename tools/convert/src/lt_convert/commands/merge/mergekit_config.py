@@ -98,26 +98,23 @@ def _entries(document: Mapping[str, Any], path: str) -> tuple[list[tuple[str, Se
     return entries, _mapping(slices[0], "parameters", path), layer_range[1]
 
 
-def _entry(entry: Any, known: set[str], path: str) -> tuple[str, Settings]:
-    if not isinstance(entry, Mapping) or "model" not in entry or set(entry) - known:
-        raise BadConfig(f"{path}: {entry!r}: not a model with its parameters", f"known keys are {', '.join(sorted(known))}")
+def _entry(entry: Any, keys: set[str], path: str) -> tuple[str, Settings]:
+    if not isinstance(entry, Mapping) or "model" not in entry or set(entry) - keys:
+        raise BadConfig(f"{path}: {entry!r}: not a model with its parameters", f"known keys are {', '.join(sorted(keys))}")
     return _place(entry["model"], "model", path), _mapping(entry, "parameters", path)
 
 
 def _place(model: Any, field: str, path: str) -> str:
     """The directory of a model, which mergekit also takes as a mapping."""
-    if isinstance(model, Mapping):
-        known = model.get("model")
-        model = (
-            known.get("path")
-            if isinstance(known, Mapping) and not model.get("lora")
-            else known
-            if not model.get("lora")
-            else None
+    has_adapter = isinstance(model, Mapping) and model.get("lora")
+    directory = model
+    for key in ("model", "path"):
+        directory = directory.get(key) if isinstance(directory, Mapping) else directory
+    if has_adapter or not isinstance(directory, str):
+        raise BadConfig(
+            f"{path}: {field}: is not the path of a model", "merge adapters into weights first: lt-convert merge --adapter"
         )
-    if not isinstance(model, str):
-        raise BadConfig(f"{path}: {field}: is not the path of a model", "merge adapters into weights first")
-    return model
+    return directory
 
 
 def _list(mapping: Mapping[str, Any], name: str, path: str) -> list[Any]:

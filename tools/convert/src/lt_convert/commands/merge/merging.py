@@ -16,8 +16,9 @@ from lt_convert.commands.merge.sources import Chosen
 from lt_convert.engine import occupancy, result, source_verification
 from lt_convert.engine.receipt import MERGED, ConversionRecord
 from lt_convert.engine.result import Result
-from lt_convert.formats import FORMATS, directories, location
+from lt_convert.formats import FORMATS, HUGGINGFACE, directories, location
 from lt_convert.formats.checkpoint import ONE_RANK, LegacyTarget
+from lt_convert.formats.huggingface import adapters
 from lt_convert.formats.megatron import megatron_args
 from lt_convert.tensors.output_files import views
 from lt_convert.tensors.source_files import Files
@@ -30,6 +31,7 @@ class MergeRequest:
     """The options of a merge; `schedule` is for checkpoints without explicit weights. Other fields as in `Request`.
 
     Without a `recipe` the checkpoints are averaged. `layers` is the number of layers that a configuration names, if it does.
+    With `adapters` of PEFT, the only checkpoint is their base. With `ema`, the averages in checkpoints of lt-train are merged.
     """
 
     chosen: Sequence[Chosen]
@@ -42,6 +44,8 @@ class MergeRequest:
     verify: bool = True
     recipe: Recipe | None = None
     layers: int | None = None
+    adapters: Sequence[str] = ()
+    ema: bool = False
 
     @property
     def models(self) -> Sequence[Chosen]:
@@ -70,7 +74,7 @@ def merge(request: MergeRequest) -> Checkpoint:
     request = dataclasses.replace(request, destination=directories.normalized(request.destination))
     shares = _shares(request)
     with Files() as files:
-        located = _located(request.models, files)
+        located = _located(request.models, files, bool(request.adapters))
         options = {
             MERGED: [
                 {"path": absolute(path), **({} if weight is None else {"weight": weight})}
@@ -81,8 +85,11 @@ def merge(request: MergeRequest) -> Checkpoint:
             "layout": dataclasses.astuple(request.legacy_target),
             # Records of averages are as they were before the methods.
             **({"recipe": request.recipe.to_options()} if request.recipe else {}),
+            **({"ema": True} if request.ema else {}),
+            **({"adapters": [absolute(path) for path in request.adapters]} if request.adapters else {}),
         }
-        fingerprint = [one for path, name in located for one in result.fingerprint(path, name, request.destination)]
+        read = [*located, *((directories.normalized(path), HUGGINGFACE.name) for path in request.adapters)]
+        fingerprint = [one for path, name in read for one in result.fingerprint(path, name, request.destination)]
         destination = Result(request.to, request.destination, request.force, options, fingerprint)
         finished = destination.finished()
         if finished:
@@ -96,7 +103,7 @@ def merge(request: MergeRequest) -> Checkpoint:
     _tell(request, todo)
     tokenizer = todo.newest.source.tokenizer
     checkpoint = destination.write(todo, files.reader, todo.main.iteration, None, tokenizer.files[0].name if tokenizer else None)
-    conversion.tell_what_is_missing(todo.newest.source)
+    conversion.tell_what_is_missing(todo.newest.source, request.ema)
     return checkpoint
 
 
@@ -107,13 +114,19 @@ def planned(request: MergeRequest, files: Files) -> MergePlan:
     impossible weights or an impossible dtype of the result.
     """
     shares = _shares(request)
-    located = _located(request.models, files)
+    located = _located(request.models, files, bool(request.adapters))
     _check_destination(directories.normalized(request.destination), located)
     return _planned(request, located, shares, files)
 
 
 def _shares(request: MergeRequest) -> Sequence[float | None]:
     """The weights of the `models`. With a recipe, None for a model without a weight, or with several."""
+    if request.adapters:
+        if len(request.chosen) != 1 or request.chosen[0].weight is not None or request.recipe or request.schedule:
+            raise UsageError(
+                "--adapter is for one model, without weights and methods", "merge the adapters first, then the models"
+            )
+        return [None]
     if request.recipe is None:
         return sources.weigh(request.chosen, request.schedule)
     if request.schedule is not None:
@@ -127,11 +140,11 @@ def _same(path: str, paths: Sequence[str]) -> int | None:
     return normalized.index(directories.normalized(path)) if directories.normalized(path) in normalized else None
 
 
-def _located(chosen: Sequence[Chosen], files: Files) -> list[tuple[str, str]]:
+def _located(chosen: Sequence[Chosen], files: Files, has_adapters: bool = False) -> list[tuple[str, str]]:
     """Find the checkpoints' directories and formats. Raises UsageError for fewer than two checkpoints, or for a repetition."""
     located = [location.locate(one.path, files) for one in chosen]
     directories = [directory for directory, _ in located]
-    if len(located) < 2:
+    if len(located) < 2 and not has_adapters:
         raise UsageError(
             f"{directories[0]}: one checkpoint, and a merge takes at least two",
             "name more of them, or the newest of a run with --last 5",
@@ -150,12 +163,15 @@ def _check_destination(destination: str, located: Sequence[tuple[str, str]]) -> 
 def _planned(
     request: MergeRequest, located: Sequence[tuple[str, str]], shares: Sequence[float | None], files: Files
 ) -> MergePlan:
-    parts = [_part(directory, share, files) for (directory, _), share in zip(located, shares, strict=True)]
+    parts = [_part(directory, share, files, request.ema) for (directory, _), share in zip(located, shares, strict=True)]
     if request.schedule not in (None, *weights.MEANS):
         sources.check_order([part.iteration for part in parts], [part.source.directory for part in parts])
     newest = parts[request.base or 0] if request.recipe else plan.newest_of(parts)
     if FORMATS[request.to].warns_of_arguments:
         megatron_args.warn_of_absent(newest.source.model.architecture, newest.source.directory)
+    if request.adapters:
+        opened = [adapters.read(path, files) for path in request.adapters]
+        return method_plan.plan_adapted(parts[0], opened, request.conversion())
     if request.recipe is None:
         return plan.plan(parts, request.conversion())
     layers = newest.source.model.architecture.num_layers
@@ -170,8 +186,10 @@ def _planned(
     return method_plan.plan_by(recipe, parts, request.base, request.conversion())
 
 
-def _part(directory: str, weight: float | None, files: Files) -> Part:
+def _part(directory: str, weight: float | None, files: Files, ema: bool) -> Part:
     source = location.open_source(directory, files)
+    if ema:
+        source = conversion.with_averages(source)
     conversion.check_aliases(source, files)
     iteration = source.iteration
     if iteration is None:
@@ -182,7 +200,7 @@ def _part(directory: str, weight: float | None, files: Files) -> Part:
 
 
 def _tell(request: MergeRequest, todo: MergePlan) -> None:
-    if request.recipe:
+    if request.recipe or request.adapters:
         return
     weighted = [one for one in request.chosen if one.weight is not None]
     if weighted and not sources.sum_is_one(weighted):

@@ -17,7 +17,9 @@ from lt_convert.commands.merge.recipe import Recipe
 from lt_convert.commands.merge.settings import resolve
 from lt_convert.formats import FORMATS
 from lt_convert.formats.checkpoint import Target
-from lt_convert.tensors.merge_rules import Rule
+from lt_convert.formats.huggingface.adapters import Adapter
+from lt_convert.tensors.adapted import AdaptedTensor
+from lt_convert.tensors.merge_rules import Linear, Rule
 from lt_convert.tensors.merged import MergedPayload, MergedTensor
 from lt_convert.tensors.output_files import OutputFile, Payload
 from lt_convert.weights import families
@@ -53,13 +55,34 @@ def plan_by(recipe: Recipe, parts: Sequence[Part], base: int | None, request: Re
             name, _rule(recipe, name, math.prod(sources[0].shape), models, layers), sources, dtype, result_dtype
         )
         merged[tensor.file] = tensor
+    return _planned(recipe.method.name, first, parts, merged, request)
+
+
+def plan_adapted(part: Part, adapters: Sequence[Adapter], request: Request) -> MergePlan:
+    """Plan the model of `part` with `adapters` merged into its weights. Raises BadData for an adapter that does not fit."""
+    tensors = {name: tensor for name, tensor in part.source.tensors.items() if not name.startswith(PADDING)}
+    for adapter in adapters:
+        adapter.check(tensors, part.source.directory)
+        tensors |= adapter.replaced
+    merged: dict[str, MergedTensor] = {}
+    for name, tensor in tensors.items():
+        dtype = "float32" if is_balancing_bias(name) else request.dtype or part.source.tensors[name].dtype
+        dtype = "float32" if dtype == "float64" else dtype
+        updates = tuple(adapter.updates[name] for adapter in adapters if name in adapter.updates)
+        adapted = AdaptedTensor(name, Linear(()), (tensor.cast(dtype),), dtype, dtype, updates=updates)
+        merged[adapted.file] = adapted
+    return _planned("sum", part, [part], merged, request)
+
+
+def _planned(method: str, first: Part, parts: Sequence[Part], merged: Mapping[str, MergedTensor], request: Request) -> MergePlan:
+    """The plan of `merged` tensors in the target format, with everything else from the part `first`."""
     source = dataclasses.replace(plan.common(first.source, parts), tensors={one.name: one.tensor() for one in merged.values()})
     target_format = FORMATS[request.to]
     files = target_format.outputs(Target(source, source.tensors, request.destination, request.legacy_target))
     family = families.family_of(source.model.architecture)
     operations = family.operations(source.table, target_format.table, source.model)
     outputs = tuple(_with_merged(file, merged) for file in files)
-    return MergePlan(Plan(source, request, tuple(files), operations), tuple(parts), outputs, recipe.method.name, first)
+    return MergePlan(Plan(source, request, tuple(files), operations), tuple(parts), outputs, method, first)
 
 
 def _rule(recipe: Recipe, name: str, size: int, models: Sequence[int], layers: int) -> Rule:

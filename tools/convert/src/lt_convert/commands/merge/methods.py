@@ -43,11 +43,11 @@ class Method:
 
     def check_names(self, settings: Mapping[str, Any], origin: str) -> None:
         """Raises UsageError for a setting that the method does not have."""
-        known = (*self.shared, *self.of_model, *WITHOUT_EFFECT)
-        unknown = next((name for name in settings if name not in known), None)
+        names = (*self.shared, *self.of_model, *WITHOUT_EFFECT)
+        unknown = next((name for name in settings if name not in names), None)
         if unknown is not None:
             raise UsageError(
-                f"{origin}: {self.name} has no parameter {unknown}", f"it has {', '.join(known[: -len(WITHOUT_EFFECT)])}"
+                f"{origin}: {self.name} has no parameter {unknown}", f"it has {', '.join(names[: -len(WITHOUT_EFFECT)])}"
             )
 
 

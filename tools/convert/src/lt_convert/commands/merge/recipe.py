@@ -60,16 +60,16 @@ def from_options(
 
     Raises UsageError for an unknown method or parameter, and for a base that is missing or too many.
     """
-    known = methods.of_name(method)
-    if known.has_base and base is None:
-        if known.models != 1 or len(chosen) != 2:
+    chosen_method = methods.of_name(method)
+    if chosen_method.has_base and base is None:
+        if chosen_method.models != 1 or len(chosen) != 2:
             raise UsageError(f"--method {method} needs a base model", "name it with --base")
         base = chosen[0].path
-    if base is not None and not known.has_base:
+    if base is not None and not chosen_method.has_base:
         raise UsageError(f"--method {method} has no base model", "drop --base, or name the model with the others")
     weighted = next((one for one in chosen if one.weight is not None), None)
-    if weighted and methods.WEIGHT not in known.of_model:
+    if weighted and methods.WEIGHT not in chosen_method.of_model:
         raise UsageError(f"{weighted.path}={weighted.weight:g}: --method {method} has no weights", "it has --parameter t=0.5")
     return Recipe(
-        known, base, settings, [{} if one.weight is None else {methods.WEIGHT: one.weight} for one in chosen], dtype, seed
+        chosen_method, base, settings, [{} if one.weight is None else {methods.WEIGHT: one.weight} for one in chosen], dtype, seed
     )

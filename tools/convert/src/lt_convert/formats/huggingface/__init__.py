@@ -96,7 +96,7 @@ def open_source(directory: str, files: Files) -> Source:
         generation=files.read(generation, 0, files.size_bytes(generation)) if generates else None,
         quantization=str(stored_as or ""),
         beside=beside,
-        not_carried=beside_model.not_carried(HUGGINGFACE.name, names, stored_names, tokenizer, beside),
+        not_carried=beside_model.not_carried(HUGGINGFACE.name, directory, stored_names, tokenizer, beside),
         is_partial=place != directory or weight_files(names)[0] not in (INDEX, SINGLE),
     )
 

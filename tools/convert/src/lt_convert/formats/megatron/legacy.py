@@ -113,8 +113,7 @@ def open_source(directory: str, files: Files) -> Source:
         tensors=family.to_canonical(table, model, tensors, directory),
         aliases=tuple(family.aliases(table, model, tensors)),
         tokenizer=tokenizer,
-        not_carried=beside_model.not_carried(MEGATRON_LEGACY.name, listing(directory), (), None, ()),
-        **beside_model.stored_fields(run, tokenizer, files),
+        **beside_model.stored_fields(MEGATRON_LEGACY.name, run, listing(directory), tokenizer, files),
         iteration=iteration if type(iteration) is int and not directory.endswith(checkpoint_layout.RELEASE) else None,
         left_out=tuple(key for key in STATE if key in first.content),
         details={

@@ -42,7 +42,7 @@ UNSUPPORTED = (
 POSITIONS = ("rope", "learned_absolute")
 _FAMILIES = re.compile(r"GPT|Llama|Mistral|Mixtral|Qwen|MLA|DeepSeek|Kimi|Moonlight|GLM")
 _OTHERS = re.compile(
-    r"Llama4|OSS|VL|Vision|Audio|Omni|Next|Embed|Reranker|Nemotron|Hybrid|Mamba|Bidirectional|Heterogeneous|GLM5|DSA|KimiK3|V32|V4"
+    r"Llama4|OSS|VL|\d\dV|ASR|Classification|Vision|Audio|Omni|Next|Embed|Reranker|Nemotron|Hybrid|Mamba|Bidirectional|Heterogeneous|GLM5|DSA|KimiK3|V32|V4"
 )
 # Modules of the programs that write these files: a class from elsewhere may compute another model from the same fields.
 _MODULES = ("megatron.bridge.", "megatron.core.", "nemo.collections.llm.")

@@ -132,11 +132,15 @@ def word_starts_in_three_splits(pattern: int, at: int, end: int, classes: int, s
     others = control_mask(at) & narrow & ~spaces
     punctuation = narrow & ~(letters | numbers | spaces | others)
     ascii_punctuation, ascii_spaces, ascii_others = punctuation, spaces, others
-    ideographs, lasts, prefixes, signs, strays = ZERO, ZERO, ZERO, ZERO, ZERO
+    ideographs, lasts, prefixes, cuts = ZERO, ZERO, ZERO, ZERO
     if wide:
         wide_letters, wide_numbers, wide_spaces, wide_punctuation, ideographs, lasts, prefixes, signs, strays = _wide_characters(
             at, end, classes, wide, tails
         )
+        # A run of signs is a word, and a run of strays, whose last one belongs to the letters that follow (`prefixes`). A block
+        # without wide characters leaves old bits in the state, which do no harm: an ideograph after it begins a word anyway.
+        after_signs = shifted(signs, state + _SIGNS_BEFORE)
+        cuts = (signs & ~after_signs) | (ideographs & ~signs & after_signs) | (strays & ~shifted(strays, state + _STRAYS_BEFORE))
         letters |= wide_letters
         numbers |= wide_numbers
         spaces |= wide_spaces
@@ -181,9 +185,7 @@ def word_starts_in_three_splits(pattern: int, at: int, end: int, classes: int, s
     starts |= letters & ~ascii_letters & ~tails & after_attached
     starts |= (others & ~after_others) | prefixes
     starts |= ideographs & ~shifted(ideographs, state + _IDEOGRAPHS_BEFORE)
-    # A run of signs is a word, and a run of strays, whose last one belongs to the letters that follow (`prefixes`).
-    after_signs = shifted(signs, state + _SIGNS_BEFORE)
-    starts |= (signs & ~after_signs) | (ideographs & ~signs & after_signs) | (strays & ~shifted(strays, state + _STRAYS_BEFORE))
+    starts |= cuts
     starts |= number_starts(numbers, tails, after_numbers, state)
     indented = newlines & spaces & (indents >> ONE | next_is_indent << LAST)
     if indented:

@@ -58,11 +58,6 @@ ROWS = {
         " dataset.dataloader_save dataset.trust_remote_code",
     ),
     (
-        Effect.NONE,
-        megatron_options.INFERENCE,
-        "model.inference_sampling_seed model.use_inference_optimized_layers",
-    ),
-    (
         Effect.RESULT,
         "lt-train skips a step whose gradients are not finite: --max-nan-steps",
         "ddp.check_for_nan_in_grad rerun_state_machine.check_for_nan_in_loss",
@@ -70,35 +65,19 @@ ROWS = {
     (
         Effect.SPEED,
         megatron_options.COLLECTIVES,
-        "model.tp_comm_bulk_wgrad model.tp_comm_bulk_dgrad model.tp_comm_overlap_ag model.tp_comm_overlap_rs"
-        " model.tp_comm_split_ag model.tp_comm_split_rs model.tp_comm_atomic_ag model.tp_comm_atomic_rs"
-        " model.tp_comm_overlap_disable_qkv model.tp_comm_overlap_disable_fc1 model.overlap_p2p_comm"
-        " model.batch_p2p_comm model.batch_p2p_sync model.overlap_p2p_comm_warmup_flush"
-        " model.microbatch_group_size_per_vp_stage model.deallocate_pipeline_outputs"
-        " model.scatter_embedding_sequence_parallel model.clone_scatter_output_in_embedding"
-        " model.num_layers_in_first_pipeline_stage model.num_layers_in_last_pipeline_stage model.barrier_with_L1_time"
-        " model.expert_tensor_parallel_size model.tensor_parallel_num_weight_shards model.gtp_weight_remat_size"
-        " model.expert_tensor_parallel_num_weight_shards model.expert_gtp_weight_remat_size ddp.nccl_ub"
-        " ddp.gradient_reduce_div_fusion ddp.num_buckets ddp.bucket_size ddp.pad_buckets_for_high_nccl_busbw"
+        "ddp.nccl_ub ddp.gradient_reduce_div_fusion ddp.num_buckets ddp.bucket_size ddp.pad_buckets_for_high_nccl_busbw"
         " ddp.align_param_gather ddp.average_in_collective ddp.fsdp_all_gather_in_start_param_sync ddp.use_custom_fsdp"
         " optimizer.use_layer_wise_distributed_optimizer train.check_optimizer_step_success",
     ),
     (
         Effect.SPEED,
         megatron_options.MEMORY,
-        "model.cpu_offloading model.cpu_offloading_activations model.cpu_offloading_weights"
-        " model.cpu_offloading_double_buffering model.num_microbatches_with_partial_activation_checkpoints"
-        " train.manual_gc_eval dataset.pin_memory dataset.persistent_workers optimizer.pin_cpu_grads"
-        " optimizer.pin_cpu_params",
+        "train.manual_gc_eval dataset.pin_memory dataset.persistent_workers optimizer.pin_cpu_grads optimizer.pin_cpu_params",
     ),
     (
         Effect.SPEED,
         megatron_options.KERNELS,
-        "model.gradient_accumulation_fusion model.bias_dropout_fusion model.masked_softmax_fusion"
-        " model.apply_rope_fusion model.persist_layer_norm model.memory_efficient_layer_norm model.fused_single_qkv_rope"
-        " model.cuda_graph_use_single_mempool model.cuda_graph_retain_backward_graph model.use_te_rng_tracker"
-        " model.disable_parameter_transpose_cache model.use_mamba_mem_eff_path ddp.megatron_fsdp_cuda_graph_mode"
-        " model.dense_grouped_gemm",
+        "ddp.megatron_fsdp_cuda_graph_mode",
     ),
     (
         Effect.RUN,

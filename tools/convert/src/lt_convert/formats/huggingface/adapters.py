@@ -1,0 +1,119 @@
+"""LoRA adapters in PEFT's format: `adapter_config.json` and `adapter_model.safetensors`.
+
+The file has a pair of matrices for each adapted module, `lora_A` [rank, in] and `lora_B` [out, rank], under the module's name in
+transformers. Modules of `modules_to_save` are whole tensors, which replace the model's.
+"""
+
+import dataclasses
+import math
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from lt_convert.formats.directories import listing, normalized
+from lt_convert.formats.huggingface.safetensors_files import read_file
+from lt_convert.tensors.adapted import LowRank
+from lt_convert.tensors.source_files import Files
+from lt_convert.tensors.tensor import CASTABLE, Tensor
+from lt_shared.console import BadData
+from lt_shared.files import strict_json
+
+CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+PREFIX = "base_model.model."
+_FACTOR = re.compile(r"(?P<module>.+)\.lora_(?P<embedding>embedding_)?(?P<letter>[AB])(?:\.weight)?")
+# Fields that change the arithmetic, with the values that change nothing.
+_VARIANTS: Mapping[str, tuple[Any, ...]] = {
+    "use_dora": (False, None),
+    "lora_bias": (False, None),
+    "bias": ("none", None),
+    "layer_replication": (None,),
+    "trainable_token_indices": (None,),
+    "target_parameters": (None, []),
+    "use_qalora": (False, None),
+    "use_bdlora": (None,),
+    "alora_invocation_tokens": (None,),
+    "arrow_config": (None,),
+    "kasa_config": (None,),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Adapter:
+    """`updates` and `replaced` have the names of a model's tensors. `base` is the model that the adapter's file names, if any."""
+
+    directory: str
+    updates: Mapping[str, LowRank]
+    replaced: Mapping[str, Tensor]
+    base: str
+
+    def check(self, tensors: Mapping[str, Tensor], origin: str) -> None:
+        """Raises BadData unless every tensor of the adapter fits one of the model's `tensors`."""
+        named = f"its file names {self.base}" if self.base else "its file names no base"
+        for name in (*self.updates, *self.replaced):
+            if name not in tensors:
+                raise BadData(
+                    f"{self.directory}: adapts {name}, which {origin} does not have", f"merge it into its base: {named}"
+                )
+            shape, update = tensors[name].shape, self.updates.get(name)
+            adapted = (update.outer.shape[0], update.inner.shape[1]) if update else self.replaced[name].shape
+            if shape != adapted:
+                raise BadData(
+                    f"{self.directory}: {name} is {list(adapted)}, in {origin} {list(shape)}", f"merge it into its base: {named}"
+                )
+
+
+def read(path: str, files: Files) -> Adapter:
+    """Open an adapter; no value is read. Raises BadData for a damaged adapter and for variants of LoRA that are not merged."""
+    directory = normalized(path)
+    names = listing(directory)
+    if CONFIG not in names:
+        raise BadData(f"{directory}: no {CONFIG}: not an adapter of PEFT", "name the directory that PEFT's save_pretrained wrote")
+    if WEIGHTS not in names:
+        raise BadData(
+            f"{directory}/{WEIGHTS}: missing", "save the adapter with PEFT again: save_pretrained(DIR) writes safetensors"
+        )
+    config_path = f"{directory}/{CONFIG}"
+    try:
+        config = dict(strict_json.loads(files.read(config_path, 0, files.size_bytes(config_path))))
+        rank, alpha = config["r"], config["lora_alpha"]
+        alphas = dict(config.get("alpha_pattern") or {})
+        if not all(isinstance(number, int | float) and math.isfinite(number) for number in (rank, alpha, *alphas.values())):
+            raise ValueError("r or lora_alpha is no number")
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise BadData(f"{config_path}: not the configuration of a LoRA adapter: {error}") from None
+    if config.get("peft_type") != "LORA":
+        raise BadData(f"{config_path}: peft_type is {config.get('peft_type')!r}", "only LORA is merged here: merge it with PEFT")
+    for field, neutral in _VARIANTS.items():
+        if config.get(field) not in neutral:
+            raise BadData(f"{config_path}: {field} is {config[field]!r}", "only plain LoRA is merged here: merge it with PEFT")
+    factors: dict[str, dict[str, Tensor]] = {}
+    embeddings: set[str] = set()
+    replaced: dict[str, Tensor] = {}
+    for name, tensor in read_file(f"{directory}/{WEIGHTS}", files).items():
+        if tensor.dtype not in CASTABLE:
+            raise BadData(f"{directory}/{WEIGHTS}: {name} is stored as {tensor.dtype}", f"known are {', '.join(CASTABLE)}")
+        match = _FACTOR.fullmatch(name.removeprefix(PREFIX))
+        if match is None:
+            if "lora_" in name or not name.startswith(PREFIX):
+                raise BadData(f"{directory}/{WEIGHTS}: {name}: not a tensor of plain LoRA", "merge it with PEFT")
+            replaced[name.removeprefix(PREFIX)] = tensor
+            continue
+        factors.setdefault(match["module"], {})[match["letter"]] = tensor.cast("float32")
+        if match["embedding"]:
+            embeddings.add(match["module"])
+    updates = {}
+    for module, pair in factors.items():
+        if (
+            set(pair) != {"A", "B"}
+            or any(len(one.shape) != 2 for one in pair.values())
+            or pair["A"].shape[0] != pair["B"].shape[1]
+        ):
+            shapes = ", ".join(f"lora_{letter} {list(one.shape)}" for letter, one in sorted(pair.items()))
+            raise BadData(f"{directory}/{WEIGHTS}: {module}: {shapes}: not two matrices of one rank", "copy the adapter again")
+        stored_rank = pair["A"].shape[0]
+        module_alpha = next((alphas[key] for key in alphas if re.fullmatch(rf"(.*\.)?({re.escape(key)})", module)), alpha)
+        scale = module_alpha / (math.sqrt(stored_rank) if config.get("use_rslora") else stored_rank)
+        is_transposed = module in embeddings or config.get("fan_in_fan_out")
+        outer, inner = (pair["A"].transposed(), pair["B"].transposed()) if is_transposed else (pair["B"], pair["A"])
+        updates[f"{module}.weight"] = LowRank(outer, inner, scale, module in embeddings)
+    return Adapter(directory, updates, replaced, str(config.get("base_model_name_or_path") or ""))
