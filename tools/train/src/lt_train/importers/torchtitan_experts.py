@@ -254,7 +254,7 @@ def _kind(layer: Mapping[str, Any], is_latent: bool) -> Any:
     attention = part_of(layer, "attention")
     if not is_latent:
         attention = {name: part for name, part in attention.items() if name not in ("sliding_window_size", "inner_attention")}
-    return shape({**layer, "attention": attention | {"backend": class_name(part_of(layer, "attention").get("inner_attention"))}})
+    return shape({**layer, "attention": {**attention, "backend": class_name(part_of(layer, "attention").get("inner_attention"))}})
 
 
 def _absent_yarn(rope: Mapping[str, Any], name: str) -> Iterator[tuple[str, Any]]:
@@ -281,9 +281,9 @@ def _absent_routing(moe: Mapping[str, Any], name: str) -> Iterator[tuple[str, An
     if moe and (is_normed is not True if not is_softmax else bool(is_normed) and groups is not None):
         yield f"{name}router.route_norm", is_normed
     top_k = router.get("top_k")
-    is_read = isinstance(top_k, int) and isinstance(limited, int) and limited > 0
+    best = top_k // limited if isinstance(top_k, int) and isinstance(limited, int) and limited > 0 else None
     # TorchTitan sums the two best scores of a group, megatron-core the best topk / group_topk.
-    if groups is not None and (not is_read or top_k // limited != 2):
+    if groups is not None and best != 2:
         yield f"{name}router.num_limited_groups", limited
 
 
