@@ -15,8 +15,10 @@ from safetensors.torch import load_file, save_file
 from torch.distributed.checkpoint import FileSystemReader, load, save
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
-from lt_convert.commands import conversion
+from lt_convert.commands import conversion, inspection
 from lt_convert.commands.conversion import Request
+from lt_convert.commands.merge.merging import MergeRequest, merge
+from lt_convert.commands.merge.sources import Chosen
 from lt_convert.containers import dcp
 from lt_convert.formats.checkpoint import LegacyTarget
 from lt_convert.formats.huggingface import safetensors_files
@@ -276,6 +278,14 @@ def test_averages_in_the_place_of_the_weights(
     assert weights.keys() == tensors.keys()
     for name, weight in weights.items():
         assert torch.equal(tensors[name], (weight.float() + 1).bfloat16())
+    assert inspection.inspect(str(source))["averages"] and not inspection.inspect(str(plain))["averages"]
+    chosen = [Chosen(str(source), 1.0), Chosen(str(models["grouped"]), 0.0)]
+    with pytest.raises(NoInput, match="has no averaged weights"):
+        merge(MergeRequest(chosen, "hf", str(tmp_path / "merged"), ema=True))
+    other, _ = averaged_checkpoint(models["grouped"], tmp_path / "second")
+    merge(MergeRequest([Chosen(str(path), None) for path in (source, other)], "hf", str(tmp_path / "merged"), ema=True))
+    for name, tensor in load_file(tmp_path / "merged" / "model.safetensors").items():
+        assert torch.equal(tensor, tensors[name])
     # Neither result is taken for the other one.
     with pytest.raises(CannotCreate):
         convert(source, "hf", tmp_path / "plain", ema=True)

@@ -6,7 +6,7 @@ from typing import NoReturn
 import click
 
 from lt_convert import formats
-from lt_convert.cli import follow_command, merge_command
+from lt_convert.cli import extract_command, follow_command, merge_command
 from lt_convert.cli.target_options import DTYPES, check_plan_options, legacy_options, legacy_target, to_option
 from lt_shared import console
 from lt_shared.contracts import manifest
@@ -167,6 +167,7 @@ def verify(path: str, other: str | None, logits: bool, as_json: bool) -> int:
 
 
 commands.add_command(merge_command.merge)
+commands.add_command(extract_command.extract)
 commands.add_command(follow_command.follow)
 
 

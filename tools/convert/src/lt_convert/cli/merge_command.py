@@ -42,6 +42,7 @@ lt-convert merge run1 --last 3 --to hf -o run1-merged --dry-run
     help="Parameter of --method by mergekit's name: t, weight, density, lambda, normalize, rescale. VALUE is YAML.",
 )
 @click.option("--adapter", "adapters", metavar="DIR", multiple=True, help="Merge a LoRA adapter of PEFT into the weights of SRC.")
+@click.option("--ema", is_flag=True, help="Merge the averages that lt-train --ema-decay keeps, in place of the weights.")
 @click.option("--config", metavar="FILE", help="Read models, method and parameters from a YAML file of mergekit.")
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Seed of the random masks of dare_*.")
 @to_option
@@ -61,6 +62,7 @@ def merge(
     base: str | None,
     parameters: tuple[str, ...],
     adapters: tuple[str, ...],
+    ema: bool,
     config: str | None,
     seed: int,
     to: str,
@@ -95,7 +97,7 @@ def merge(
         target_transformer_impl,
     )
     check_plan_options(dry_run, as_json)
-    request = merging.MergeRequest([], to, output, weights, dtype, force, legacy, not no_verify)
+    request = merging.MergeRequest([], to, output, weights, dtype, force, legacy, not no_verify, ema=ema)
     if config is not None:
         if sources or last or method or base or parameters or adapters:
             raise console.UsageError(f"--config {config} names models, method and parameters", "drop the others")

@@ -138,7 +138,7 @@ def _plan(request: Request, files: Files, reads_values: bool) -> Plan:
     source, target_format = FORMATS[source_format].open_source(directory, files), FORMATS[request.to]
     is_flat = source.optimizer is not None and source.optimizer.is_flat and request.optimizer
     if request.ema:
-        source = _averaged(source)
+        source = with_averages(source)
     is_changed = request.dtype or request.quantize or request.ema or source.quantization or is_flat or source.is_partial
     if source_format == request.to and not target_format.has_target_options and not is_changed:
         raise UsageError(f"{directory}: is in the format {source_format} already")
@@ -166,7 +166,7 @@ def _plan(request: Request, files: Files, reads_values: bool) -> Plan:
     return Plan(source, request, tuple(outputs), family.operations(source.table, target_format.table, source.model))
 
 
-def _averaged(source: Source) -> Source:
+def with_averages(source: Source) -> Source:
     """Return `source` with the averages of its weights, in the dtypes of the weights. Raises NoInput without averages."""
     averages = source.averages
     if averages is None:

@@ -43,6 +43,7 @@ def inspect(argument: str) -> dict[str, Any]:
         "standard_deviations": deviations,
         "quantization": source.quantization or None,
         "optimizer": sorted(source.optimizer.tensors) if source.optimizer else None,
+        "averages": source.averages is not None,
         "training_state_keys": len(source.left_out),
         "tokenizer": (
             {"name": source.tokenizer.name, "kind": source.tokenizer.kind, "sha256": source.tokenizer.sha256()}
@@ -119,6 +120,7 @@ def write_table(record: dict[str, Any], output: IO[str]) -> None:
         "parallel": ", ".join(f"{name.replace('_', ' ')} {size}" for name, size in record.get("parallel", {}).items()),
         "consumed samples": record.get("consumed_samples") and f"{record['consumed_samples']:,}",
         "optimizer": record["optimizer"] and ", ".join(record["optimizer"]),
+        "averaged weights": "yes: --ema converts and merges them" if record["averages"] else None,
         "tokenizer": f"{tokenizer['name']} ({tokenizer['kind']}, {tokenizer['sha256'][:12]})" if tokenizer else "none",
     }
     table = Table(box=None, show_header=False, pad_edge=False)

@@ -31,7 +31,7 @@ class MergeRequest:
     """The options of a merge; `schedule` is for checkpoints without explicit weights. Other fields as in `Request`.
 
     Without a `recipe` the checkpoints are averaged. `layers` is the number of layers that a configuration names, if it does.
-    With `adapters` of PEFT, the only checkpoint is their base.
+    With `adapters` of PEFT, the only checkpoint is their base. With `ema`, the averages in checkpoints of lt-train are merged.
     """
 
     chosen: Sequence[Chosen]
@@ -45,6 +45,7 @@ class MergeRequest:
     recipe: Recipe | None = None
     layers: int | None = None
     adapters: Sequence[str] = ()
+    ema: bool = False
 
     @property
     def models(self) -> Sequence[Chosen]:
@@ -84,6 +85,7 @@ def merge(request: MergeRequest) -> Checkpoint:
             "layout": dataclasses.astuple(request.legacy_target),
             # Records of averages are as they were before the methods.
             **({"recipe": request.recipe.to_options()} if request.recipe else {}),
+            **({"ema": True} if request.ema else {}),
             **({"adapters": [absolute(path) for path in request.adapters]} if request.adapters else {}),
         }
         read = [*located, *((directories.normalized(path), HUGGINGFACE.name) for path in request.adapters)]
@@ -101,7 +103,7 @@ def merge(request: MergeRequest) -> Checkpoint:
     _tell(request, todo)
     tokenizer = todo.newest.source.tokenizer
     checkpoint = destination.write(todo, files.reader, todo.main.iteration, None, tokenizer.files[0].name if tokenizer else None)
-    conversion.tell_what_is_missing(todo.newest.source)
+    conversion.tell_what_is_missing(todo.newest.source, request.ema)
     return checkpoint
 
 
@@ -161,7 +163,7 @@ def _check_destination(destination: str, located: Sequence[tuple[str, str]]) -> 
 def _planned(
     request: MergeRequest, located: Sequence[tuple[str, str]], shares: Sequence[float | None], files: Files
 ) -> MergePlan:
-    parts = [_part(directory, share, files) for (directory, _), share in zip(located, shares, strict=True)]
+    parts = [_part(directory, share, files, request.ema) for (directory, _), share in zip(located, shares, strict=True)]
     if request.schedule not in (None, *weights.MEANS):
         sources.check_order([part.iteration for part in parts], [part.source.directory for part in parts])
     newest = parts[request.base or 0] if request.recipe else plan.newest_of(parts)
@@ -184,8 +186,10 @@ def _planned(
     return method_plan.plan_by(recipe, parts, request.base, request.conversion())
 
 
-def _part(directory: str, weight: float | None, files: Files) -> Part:
+def _part(directory: str, weight: float | None, files: Files, ema: bool) -> Part:
     source = location.open_source(directory, files)
+    if ema:
+        source = conversion.with_averages(source)
     conversion.check_aliases(source, files)
     iteration = source.iteration
     if iteration is None:
