@@ -185,3 +185,10 @@ def test_experts_on_several_ranks_are_not_sharded_by_fsdp2(tmp_path: Path) -> No
     assert found["expert-model-parallel-size"] == 2
     assert found["use-distributed-optimizer"]
     assert "use-torch-fsdp2" not in found
+
+
+@pytest.mark.parametrize(("kind", "is_told"), [("float32", True), ("bfloat16", False)])
+def test_experts_in_bfloat16_beside_float32_layers_are_told(kind: str, is_told: bool, tmp_path: Path) -> None:
+    text = replaced("steps=100", f"steps=100, mixed_precision_param='{kind}'")
+    dropped = source.translate_file(written(text, "gpt_oss", tmp_path)).dropped
+    assert any(entry.key == "model.experts" and entry.effect.name == "RESULT" for entry in dropped) is is_told
