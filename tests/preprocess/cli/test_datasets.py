@@ -53,6 +53,10 @@ def workplace(tmp_path_factory: pytest.TempPathFactory, run: Run, demo_tokenizer
         for end in (".bin", ".idx", ".json"):
             shutil.copy(directory / f"data/web_text_document{end}", directory / f"{part}{end}")
     (directory / "parts.manifest").write_text(result.stdout)
+    (directory / "tokenized").mkdir()
+    np.array([5, 6, 2047, 7, 2047], np.uint16).tofile(directory / "tokenized/00000.ds")
+    np.array([3, 5], np.uint64).tofile(directory / "tokenized/00000.ds.index")
+    np.array([5, 6, 100257, 7, 100257], np.uint32).tofile(directory / "part-0.npy")
     (directory / "crawl").mkdir()
     (directory / "crawl/1.jsonl.zst").write_bytes(zstandard.compress((directory / "corpus.jsonl").read_bytes()))
     for shard in ("0/2", "1/2"):

@@ -87,14 +87,15 @@ def documented_commands() -> list[str]:
 def test_documented_examples(
     tmp_path: Path, demo_tokenizer: Path, llama3_model: Path, sentencepiece_model: Path, command: str
 ) -> None:
-    lines = b'{"text": "some text", "content": "more of it"}\n' * 3
+    lines = b'{"text": "some text", "content": "more of it", "meta": {"text": "all of it"}}\n' * 3
     for name, content in {
         "corpus.jsonl": lines,
         "corpus.jsonl.xz": lzma.compress(lines),
         "crawl/1.jsonl.zst": zstandard.compress(lines),
         "crawl/2.jsonl.zst": zstandard.compress(lines),
         "books.jsonl.gz": gzip.compress(lines),
-        "dump.jsonl": lines + b"broken\n",
+        "dump.jsonl": lines,
+        "code.jsonl": lines,
     }.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_bytes(content)
@@ -104,8 +105,11 @@ def test_documented_examples(
     (tmp_path / "llama3").symlink_to(llama3_model.parent)
     (tmp_path / "llama2").mkdir()
     (tmp_path / "llama2/tokenizer.model").symlink_to(sentencepiece_model)
-    made = ByteLevelBPETokenizer(str(demo_tokenizer / "vocab.json"), str(demo_tokenizer / "merges.txt"))
-    made.save(str(tmp_path / "tokenizer.json"))
+    tokenizer = ByteLevelBPETokenizer(str(demo_tokenizer / "vocab.json"), str(demo_tokenizer / "merges.txt"))
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    tokenizer.add_special_tokens(["<|endoftext|>", "<fim_prefix>", "<fim_suffix>", "<fim_middle>"])
+    (tmp_path / "starcoder2").mkdir()
+    tokenizer.save(str(tmp_path / "starcoder2/tokenizer.json"))
     program = tmp_path / "bin/lt-preprocess"
     program.parent.mkdir()
     program.write_text(f'#!/bin/sh\nexec {shlex.quote(nursery.light_python())} -m lt_preprocess "$@"\n')

@@ -281,6 +281,9 @@ def test_a_list_that_does_not_fit_is_refused(tmp_path: Path, files: list[Path], 
     path.write_bytes(content[:-1])
     with pytest.raises(BadData, match="damaged"):
         plan(files)
+    path.write_bytes(content.replace(b'"template"', b'"templato"'))
+    with pytest.raises(BadData, match="no field 'template'"):
+        plan(files)
     path.write_bytes(content)
     files[0].write_text('{"text": "x"}\n')
     with pytest.raises(BadConfig, match=r"1.jsonl: has changed since"):
@@ -311,7 +314,11 @@ def test_what_cannot_be_compared_is_refused(tmp_path: Path, files: list[Path]) -
     with pytest.raises(NoInput, match="no documents"):
         dedup([tmp_path / "empty.jsonl"], tmp_path / "out")
     path = dedup(files, tmp_path / "d").with_suffix(".signatures")
-    path.write_bytes(path.read_bytes()[:-1])
+    content = path.read_bytes()
+    path.write_bytes(content.replace(b'"shard"', b'"share"'))
+    with pytest.raises(BadData, match="no field 'shard'"):
+        dedup([path], tmp_path / "out")
+    path.write_bytes(content[:-1])
     with pytest.raises(BadData, match="damaged signatures"):
         dedup([path], tmp_path / "out")
 

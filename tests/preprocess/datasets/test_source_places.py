@@ -145,6 +145,10 @@ def test_shards(run: Run, tokenize, tmp_path: Path) -> None:
         said += [word for part in parts for word in check(part.with_suffix(""), numbered=shard == 0)]
     tokenize(path, "-o", tmp_path / "whole")
     assert said == check(tmp_path / "whole_text_document")
+    assert run("merge", tmp_path / "shard-*-of-*", "-o", tmp_path / "merged").returncode == 0
+    # One call reads lines of all shards, which number them from different bytes.
+    merged, whole = (list(source_places.records(str(tmp_path / name), None)) for name in ("merged", "whole_text_document"))
+    assert [(place["offset"], place.get("problem")) for place in merged] == [(place["offset"], None) for place in whole]
 
 
 def test_merged_shuffled_and_split(run: Run, tokenize, tmp_path: Path) -> None:

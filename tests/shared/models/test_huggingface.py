@@ -235,6 +235,8 @@ def test_the_gpt_style_is_gpt2(tmp_path: Path, name: str, tied: bool) -> None:
         architecture.max_position_embeddings,
     )
     assert (config.tie_word_embeddings, config.layer_norm_epsilon) == (tied, architecture.norm_epsilon)
+    # llama.cpp's converter reads no other name.
+    assert written["n_ctx"] == architecture.max_position_embeddings
     config.save_pretrained(tmp_path)
     assert from_config(json.loads((tmp_path / "config.json").read_text()), name) == architecture == from_config(written, name)
 

@@ -41,7 +41,7 @@ class Place:
     known.
 
     `file` is its fingerprint when it was read, with its `path`. A file that was cut between shards `is_numbered` from the first
-    line of the shard on, and not from its beginning.
+    line of the shard on, and not from its beginning: from byte `counted_from`.
     """
 
     file: File
@@ -49,6 +49,7 @@ class Place:
     near: Known
     kind: Kind = "line"
     is_numbered: bool = True
+    counted_from: int = dataclasses.field(default=0, compare=False)
 
     @property
     def path(self) -> str:
@@ -101,7 +102,7 @@ class TokenizedLines(Origins):
         mark = begin + int(np.searchsorted(self.marked_lines[begin:end], line, side="right")) - 1
         start = self.counted_from.get(file, 0)
         near = Known(int(self.marked_lines[mark]), int(self.offsets[mark])) if mark >= begin else Known(1, start)
-        return Place(self.files[file], line, near, self.kinds.get(file, "line"), not start)
+        return Place(self.files[file], line, near, self.kinds.get(file, "line"), not start, start)
 
     def to_record(self, in_sidecar: bool = False) -> dict[str, Any]:
         """With `in_sidecar`, the files are the `sources` of the sidecar and not repeated."""

@@ -64,11 +64,12 @@ class SourceLine(NamedTuple):
 def read(places: Sequence[Place | None]) -> list[SourceLine]:
     """Read the source line at each place."""
     source_lines: list[SourceLine] = [SourceLine(None, problem="not known where it comes from")] * len(places)
-    by_path: dict[str, list[int]] = {}
+    # Shards that cut a file number its lines from different bytes, so that their lines have no common order.
+    by_file: dict[tuple[str, int], list[int]] = {}
     for index, place in enumerate(places):
         if place is not None:
-            by_path.setdefault(place.path, []).append(index)
-    for indexes in by_path.values():
+            by_file.setdefault((place.path, place.counted_from), []).append(index)
+    for indexes in by_file.values():
         of_file = [place for index in indexes if (place := places[index]) is not None]
         for index, line in zip(indexes, _of_file(of_file), strict=True):
             source_lines[index] = line

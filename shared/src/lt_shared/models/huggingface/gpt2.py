@@ -18,6 +18,8 @@ def _write(architecture: Architecture) -> dict[str, Any]:
         "n_layer": architecture.num_layers,
         "n_head": architecture.num_attention_heads,
         "n_positions": architecture.max_position_embeddings,
+        # transformers ignores it. OpenAI's files have it, and llama.cpp's converter reads the context length there alone.
+        "n_ctx": architecture.max_position_embeddings,
         "layer_norm_epsilon": architecture.norm_epsilon,
         "activation_function": GELU[0],
     }

@@ -52,7 +52,7 @@ lt-preprocess shuffle data/web_text_document --seed 7 -o data/again_text_documen
 """
 
 IMPORT_EXAMPLES = """
-lt-preprocess import tokenized/*.ds --tokenizer gpt2/ -o data/web_text_document
+lt-preprocess import tokenized/*.ds --tokenizer gpt2/ -o data/tokens_text_document
 lt-preprocess import part-*.npy --dtype uint32 --eod-token 100257 -o data/olmo_text_document
 """
 

@@ -29,6 +29,7 @@ MAGIC = b'{"v": 1, "kind": "duplicates"'
 EXACT, NEAR = "exact_duplicate", "near_duplicate"
 ROW = 5
 _ROW_BYTES = 8 * ROW
+_FIELDS = ("plan", "documents", "crc32", "method", *Compared._fields, "sources")
 _LONGEST_HEADER_BYTES = 1 << 28
 
 Rows = npt.NDArray[np.int64]
@@ -133,6 +134,8 @@ def read_record(path: str) -> tuple[dict[str, Any], int]:
         if not line.startswith(MAGIC):
             raise ValueError("not a list of duplicates")
         record: dict[str, Any] = json.loads(line)
+        if missing := [field for field in _FIELDS if field not in record]:
+            raise ValueError(f"no field {missing[0]!r}")
         size_bytes = len(line) + _ROW_BYTES * sum(record["removed"].values())
         if storage.size_bytes(path) != size_bytes:
             raise ValueError(f"{storage.size_bytes(path):,} bytes, expected {size_bytes:,}")

@@ -76,6 +76,8 @@ class SignatureFile:
             if not line.startswith(MAGIC):
                 raise ValueError("not a file of signatures")
             record = json.loads(line)
+            if missing := [field for field in ("plan", "shard", *Compared._fields, "sources") if field not in record]:
+                raise ValueError(f"no field {missing[0]!r}")
             signatures = cls(path, record, len(line))
             size_bytes = len(line) + columns(record["method"]) * COLUMN_BYTES * record["documents"]
             if storage.size_bytes(path) != size_bytes:

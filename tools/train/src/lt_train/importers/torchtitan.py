@@ -64,8 +64,17 @@ SIZES_OF_405B = {
 }
 # Sections of a configuration in Python: lt-train's options of its model, parts of it that lt-train has not, and no pretraining.
 SIZES, PARTS, OTHER_PROGRAM = "sizes", "model_spec", "program"
+LATENT_EPSILON = "latent_norm_eps"
+OF_LATENTS = "lt-train's norms of latents have 1e-6, as all models of DeepSeek"
+IN_BFLOAT16 = "TorchTitan multiplies experts in bfloat16 beside float32 layers, lt-train in float32"
+OF_PARTS = {
+    "load_balance_coeff": "biases that balance experts need sigmoid scores in lt-train, as in megatron-core",
+    "route_norm": "lt-train divides sigmoids by their sum over the chosen experts, as megatron-core, and no softmax of groups",
+    "num_limited_groups": "lt-train scores a group by its best topk / groups experts, as megatron-core; TorchTitan by two",
+    "max_seq_len": "until 2026-08-11 the length of training decided whether TorchTitan scaled by YaRN",
+}
 LIKE_LLAMA = {"position_embedding_type": "rope", "normalization": "RMSNorm", "swiglu": True, "disable_bias_linear": True}
-FIRST_WEIGHTS = "it draws embeddings with a deviation of 1, and layers narrower by their depth; lt-train by --init-method-std"
+FIRST_WEIGHTS = "it draws layers narrower by their depth, and embeddings by another deviation; lt-train all by --init-method-std"
 PERHAPS_SCALED = (
     "since 2025-10-08 TorchTitan scales its rotary positions as Llama 3.1 does, before it did not; the keys do not show which,"
     " and scaled ones are taken"
@@ -115,14 +124,19 @@ def _model(ledger: Ledger, written: Iterable[str]) -> None:
         ledger.drop(key, "lt-train pretrains decoders on texts, by its own code", Effect.RUN)
     absent_parts = [key for key in ledger.remaining_keys() if key.startswith(f"{PARTS}.")]
     for key in absent_parts:
-        ledger.drop(key, "lt-train has no such part of a model", Effect.MODEL)
+        ledger.drop(key, OF_PARTS.get(key.rpartition(".")[2], "lt-train has no such part of a model"), Effect.MODEL)
     sizes = [key for key in ledger.remaining_keys() if key.startswith(f"model.{SIZES}.")]
     if sizes:
-        for option, value in LIKE_LLAMA.items():
-            ledger.set(option, value, "model.name", "model.flavor")
+        # gpt-oss is a published model with other sizes.
+        preset = ledger.take(f"model.{SIZES}.model")
+        for option, value in ({"model": preset} if preset else LIKE_LLAMA).items():
+            ledger.set(option, value, "model.name", "model.flavor", f"model.{SIZES}.model")
         for key in sizes:
             ledger.carry(key, key.rpartition(".")[2])
         ledger.drop_value("model.param_init", "that of TorchTitan", FIRST_WEIGHTS, Effect.RESULT)
+        ledger.drop(f"model.{LATENT_EPSILON}", OF_LATENTS, Effect.RESULT)
+        if ledger.get("num_experts") and ledger.peek("training.mixed_precision_param") == "float32":
+            ledger.drop_value("model.experts", "bfloat16", IN_BFLOAT16, Effect.RESULT)
         return
     if name is None:
         return
@@ -193,8 +207,9 @@ def _parallelism(ledger: Ledger) -> None:
         ledger.carry_value("parallelism.pipeline_parallel_microbatch_size", "micro_batch_size", piece)
     shards = ledger.take_number("parallelism.data_parallel_shard_degree") or -1
     if shards != 1:
-        pipelined = (ledger.get("pipeline_model_parallel_size") or 1) > 1
-        option = "use_distributed_optimizer" if pipelined else "use_torch_fsdp2"
+        # lt-train has FSDP2 without pipelines and with all experts on each rank.
+        sizes = [ledger.get(f"{kind}_model_parallel_size") or 1 for kind in ("pipeline", "expert")]
+        option = "use_distributed_optimizer" if max(sizes) > 1 else "use_torch_fsdp2"
         ledger.set(option, True, "parallelism.data_parallel_shard_degree")
     else:
         ledger.drop_value("parallelism.data_parallel_shard_degree", shards, REPLICATED, Effect.NONE)

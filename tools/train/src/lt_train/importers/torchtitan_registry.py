@@ -3,11 +3,12 @@
 from collections.abc import Mapping
 from typing import Any
 
-from lt_train.importers import torchtitan_layers
+from lt_train.importers import torchtitan_experts, torchtitan_layers
 from lt_train.importers.python.configuration import Configuration
 from lt_train.importers.python.published_models import CONVERTERS
 from lt_train.importers.python.values import Instance, Unknown
-from lt_train.importers.torchtitan import OTHER_PROGRAM, PARTS, SIZES
+from lt_train.importers.torchtitan import LATENT_EPSILON, OTHER_PROGRAM, PARTS, SIZES
+from lt_train.importers.torchtitan_parts import class_name
 from lt_train.importers.upstream.rows import options
 from lt_train.importers.upstream.torchtitan_keys import ROWS
 
@@ -18,6 +19,8 @@ MOVED = {"profiler": "profiling", "validator": "validation"}
 LEFT_OUT = ("_target_", "model_spec", "dataloader", "tokenizer", "loss", "optimizer", "model_converters", "override")
 CHECKPOINTING = {"SelectiveAC": "selective", "FullAC": "full", "MemoryBudgetAC": "memory_budget"}
 LOSSES = ("CrossEntropyLoss", "ChunkedLossWrapper", "BaseLoss", "ChunkedCELoss")
+# The module that reads each model's layers.
+LAYERS = dict.fromkeys(torchtitan_layers.DENSE, torchtitan_layers) | dict.fromkeys(torchtitan_experts.MODELS, torchtitan_experts)
 QUANTIZED = ("Float8", "MXFP8", "NVFP4", "LoRA")
 
 
@@ -102,8 +105,11 @@ def _model(tree: Mapping[str, Any]) -> dict[str, Any]:
     model = specification.get("model")
     converted = model.pop(CONVERTERS, []) if isinstance(model, dict) else []
     values: dict[str, Any] = {"name": specification.get("name"), "flavor": specification.get("flavor")}
-    if isinstance(model, dict) and torchtitan_layers.is_dense(model):
-        values[SIZES] = torchtitan_layers.options_of(model)
+    layers = LAYERS.get(class_name(model))
+    if isinstance(model, dict) and layers:
+        values[SIZES] = layers.options_of(model)
+        epsilon = torchtitan_experts.latent_epsilon(model)
+        values |= {} if epsilon is None else {LATENT_EPSILON: epsilon}
     elif isinstance(model, Unknown):
         values[SIZES] = model
     converters = tree.get("model_converters")
@@ -136,10 +142,11 @@ def _absent_parts(tree: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(model, dict):
         return {}
     # The name of a flavor says nothing of a model whose layers are not read.
-    parts = (
-        torchtitan_layers.absent_parts(model) if torchtitan_layers.is_dense(model) else {"": torchtitan_layers.class_name(model)}
-    )
-    return {PARTS: {f"model.{name}".removesuffix("."): value for name, value in parts.items()}} if parts else {}
+    layers = LAYERS.get(class_name(model))
+    parts = layers.absent_parts(model) if layers else {"": class_name(model)}
+    # A ledger takes None for a key that is not set.
+    told = {f"model.{name}".removesuffix("."): "none" if value is None else value for name, value in parts.items()}
+    return {PARTS: told} if told else {}
 
 
 def _optimizer(section: Any) -> dict[str, Any]:

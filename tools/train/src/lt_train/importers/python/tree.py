@@ -66,7 +66,12 @@ class Tree:
             )
             attributes.update(defaults)
         attributes.update(instance.attributes)
-        table = {name: self.convert(entry, depth + 1) for name, entry in attributes.items() if not name.startswith("_")}
+        # Private fields hold state, but a switch that is on is a setting: TorchTitan's _debug_force_load_balance.
+        table = {
+            name: self.convert(entry, depth + 1)
+            for name, entry in attributes.items()
+            if entry is True or not name.startswith("_")
+        }
         return {"_target_": name_of(instance.target), **table}
 
     def defaults(self, instance: Instance) -> dict[str, Any]:

@@ -76,6 +76,8 @@ ROWS = rows(
         "training.data_parallel_degree",
     ),
     (Effect.SPEED, "lt-train does not compile the model", "training.compile"),
+    # torchtitan/config/configs.py, line 75, of b5bcd76c6.
+    (Effect.SPEED, "lt-train records no CUDA graphs", "training.disable_cuda_graphs"),
     (Effect.SPEED, "lt-train does not compile the model; TorchTitan has no such key", "training.compile_mode"),
     (
         Effect.NONE,
