@@ -42,6 +42,12 @@ def made(models: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> P
     checkpoint_layout.write_tracker(place / "run1", 1000)
     shutil.rmtree(place / "grouped")
     assert run(place / "run1", "--to", "hf", "-o", place / "run1-hf").returncode == 0
+    for name in ("base", "math", "code", "tuned"):
+        shutil.copytree(place / "Llama-3.2-1B", place / name)
+    assert run("extract", place / "tuned", "--base", place / "base", "--rank", "2", "-o", place / "lora").returncode == 0
+    (place / "merge.yaml").write_text(
+        "merge_method: slerp\nbase_model: math\nmodels: [{model: math}, {model: code}]\nparameters: {t: 0.4}\n"
+    )
     return place
 
 
@@ -58,6 +64,7 @@ EXAMPLES = [
         cli.INSPECT_EXAMPLES,
         cli.VERIFY_EXAMPLES,
         cli.merge_command.EXAMPLES,
+        cli.extract_command.EXAMPLES,
         cli.follow_command.EXAMPLES,
     )
     for line in text.strip().splitlines()
@@ -65,7 +72,7 @@ EXAMPLES = [
 INDENTED = [
     line.strip()
     for page in PAGES
-    for line in page.read_text().splitlines()
+    for line in re.sub(r"\\\n +", "", page.read_text()).splitlines()
     if re.match("    (lt-train .* [|] )?lt-convert ", line)
 ]
 
@@ -79,6 +86,8 @@ def test_examples(example: str, place: Path) -> None:
     command = f"set -o pipefail; cat manifest | {ours}" if pipe else example
     if command.startswith("lt-convert follow") and "--once" not in command:
         command += " --once"
+    if example.startswith("lt-convert extract"):
+        shutil.rmtree(place / "lora")
     if not example.startswith(("lt-convert verify", "lt-convert merge")):
         shutil.rmtree(place / "run1-hf")
     environment = os.environ | {"PATH": f"{nursery.light_programs()}:{BINARIES}:{os.environ['PATH']}"}

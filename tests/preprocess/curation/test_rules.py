@@ -1,5 +1,6 @@
 """Documents that rules remove are counted and named, and those that stay keep their lines, also after a kill."""
 
+import csv
 import dataclasses
 import json
 from collections.abc import Callable, Iterator
@@ -204,3 +205,19 @@ def test_several_keys_lose_the_same_documents(
     file = write_lines(tmp_path / "a.jsonl", records)
     made = run.build(planned([file], demo_tokenizer, tmp_path / "out", json_keys=("a", "b"), rules=rules("words:3:")), 1)
     assert [(dataset.documents, dataset.removed) for dataset in made] == [(2, {"too_short": 1})] * 2
+
+
+@pytest.mark.parametrize("length", ["words:3:", "tokens:4:"])
+def test_a_row_whose_fields_a_template_joined_is_an_example(
+    tmp_path: Path, demo_tokenizer: Path, build: Build, length: str
+) -> None:
+    with (tmp_path / "a.csv").open("w", newline="") as file:
+        csv.writer(file).writerows([["title", "body"], ["one", "two three four"], ["x", ""], ["", 'a,"b']])
+    options = {"template": "{title?} {body?}", "rules": rules(length)}
+    dataset = build([tmp_path / "a.csv"], demo_tokenizer, tmp_path / "out", **options)
+    assert (dataset.documents, dataset.removed) == (1, {"too_short": 2})
+    examples = [json.loads(line) for line in (tmp_path / "out_quarantine.jsonl").read_text().splitlines()]
+    assert [(example["line"], json.loads(example["raw"])) for example in examples] == [
+        (2, {"text": ["x "]}),
+        (3, {"text": [' a,"b']}),
+    ]

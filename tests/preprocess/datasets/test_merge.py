@@ -235,6 +235,15 @@ def test_parts_of_a_set_must_be_complete(tmp_path: Path) -> None:
         merge.plan([str(tmp_path)], str(tmp_path / "out"))
 
 
+def test_a_missing_first_shard_is_named(tmp_path: Path) -> None:
+    for number in (1, 2):
+        write_with_megatron(tmp_path / f"web-0000{number}-of-00003_text_document", [[[1]]])
+    with pytest.raises(NoInput, match=r"missing: [^,]*/web-00000-of-00003_text_document$"):
+        merge.plan([str(tmp_path)], str(tmp_path / "out"))
+    write_with_megatron(tmp_path / "web-00003-of-00003_text_document", [[[1]]])
+    assert merge.plan([str(tmp_path)], str(tmp_path / "out")).result.documents == 3
+
+
 def test_unfinished_parts_in_a_directory(tmp_path: Path) -> None:
     write_with_megatron(tmp_path / "a", [[[1]]])
     (tmp_path / ".b.bin.partial").touch()

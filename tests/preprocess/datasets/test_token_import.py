@@ -160,3 +160,17 @@ def test_the_tokens_of_a_tokenizer(run: Run, tmp_path: Path, demo_tokenizer: Pat
     done = run("import", tmp_path / "c.npy", *options, "-o", tmp_path / "c")
     assert done.returncode == 65
     assert "c.npy: token 0 is 9999, expected 0 to " in done.stderr
+
+
+@pytest.mark.parametrize("dtype", ["uint32", "int64"])
+def test_tokens_wider_than_the_vocabulary_needs(tmp_path: Path, demo_tokenizer: Path, dtype: str) -> None:
+    tokens = np.arange(1, 100).astype(dtype)
+    tokens.tofile(tmp_path / "a.npy")
+    with pytest.raises(UsageError, match=r"a.npy: every second uint16 is 0"):
+        imported(tmp_path, tmp_path / "a.npy", tokenizer=str(demo_tokenizer))
+    content = imported(tmp_path, tmp_path / "a.npy", tokenizer=str(demo_tokenizer), dtype=dtype)
+    assert content == expected_bytes(tmp_path, [tokens.tolist()], np.uint16)
+    imported(tmp_path, tmp_path / "a.npy", tokenizer=str(demo_tokenizer), dtype="uint16")
+    assert (tmp_path / "out.bin").read_bytes() == (tmp_path / "a.npy").read_bytes()
+    np.arange(1, 100, dtype=np.uint16).tofile(tmp_path / "b.npy")
+    imported(tmp_path, tmp_path / "b.npy", tokenizer=str(demo_tokenizer))

@@ -130,6 +130,10 @@ def test_what_holds_no_documents_is_named(tmp_path: Path, kind: str, suffix: str
         ("a.jsonl.gz", b"garbage", r"is not compressed as its name \(.gz\) says"),
         ("a.txt", LINE.decode().encode("utf-16"), "UTF-16 text"),
         ("a.txt", LFS, "a Git LFS pointer"),
+        ("a.csv", LFS, "a Git LFS pointer"),
+        ("a.tsv", "id\ttext\n1\tone\n".encode("utf-16"), "UTF-16 text"),
+        ("a.csv.gz", gzip.compress("id,text\n1,one\n".encode("utf-16"), mtime=0), "UTF-16 text"),
+        ("a.csv", zipped(), "a zip archive"),
     ],
 )
 def test_what_its_name_says_and_its_bytes_deny(tmp_path: Path, name: str, content: bytes, message: str) -> None:
@@ -152,6 +156,7 @@ def test_what_its_name_says_and_its_bytes_deny(tmp_path: Path, name: str, conten
         ("a.jsonl", b"1,2\nbad\n" + LINE, [b"one"]),
         ("a.jsonl", b"1,2\n3,4\n" + LINE, [b"one"]),
         ("a.csv", LINE, [b"one"]),
+        ("a.csv", b"ORC,text\n1,one\n", [b"one"]),
         ("a.txt", b"<html> is a tag", [b"<html> is a tag"]),
         ("a.txt", b"ORC and GGUF are formats", [b"ORC and GGUF are formats"]),
         ("a.txt", b"[\n {", [b"[\n {"]),

@@ -76,6 +76,17 @@ def test_a_table_has_the_rows_that_pandas_reads(tmp_path: Path, separator: str, 
     assert texts_of(path) == TEXTS
 
 
+@pytest.mark.parametrize("separator", [",", "\t"])
+@pytest.mark.parametrize("prefix", ["", "\ufeff"])
+def test_a_first_row_longer_than_the_head(tmp_path: Path, separator: str, prefix: str) -> None:
+    file = io.StringIO(newline="")
+    names = [f"a column of numbers,\n{number}" for number in range(60)] + ["text"]
+    csv.writer(file, delimiter=separator).writerows([names, [*"7" * 60, "one"], [*"8" * 60, "two"]])
+    (tmp_path / "a.csv").write_text(prefix + file.getvalue(), encoding="utf-8", newline="")
+    documents, bad = read(tmp_path / "a.csv")
+    assert (documents, bad) == ([["one"], ["two"]], [])
+
+
 @pytest.mark.parametrize("quoting", [csv.QUOTE_ALL, csv.QUOTE_MINIMAL])
 def test_a_table_that_only_its_bytes_tell(tmp_path: Path, quoting: int) -> None:
     rows = [[f"id{number}", f"line {number}"] for number in range(9)]

@@ -161,7 +161,7 @@ class DuplicateList:
         for field, value in self.compared.to_record().items():
             if record[field] != value:
                 raise BadConfig(
-                    f"{self.path}: made with --{field.replace('_', '-')} {record[field]}, here it is {value}",
+                    f"{self.path}: made {_as_option(field, record[field])}, this run is {_as_option(field, value)}",
                     "deduplicate and tokenize with the same options",
                 )
         self._names = [source["path"] for source in record["sources"]]
@@ -207,3 +207,11 @@ class DuplicateList:
             kind = EXACT if row[4] else NEAR
             removals[document] = kind, f"{kind}: of {self._names[row[2]]} at {row[3]:,}"
         return removals
+
+
+def _as_option(field: str, value: str | list[str] | None) -> str:
+    """Describe an option of two commands that differ in it: "with --template {a}"."""
+    option = f"--{field.replace('_', '-')}"
+    if value is None:
+        return f"without {option}"
+    return f"with {option} {value if isinstance(value, str) else ' '.join(value)}"

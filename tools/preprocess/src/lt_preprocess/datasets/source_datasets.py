@@ -161,7 +161,7 @@ def check_complete(prefixes: Sequence[str]) -> None:
             sets.setdefault((match["head"], match["count"], match["tail"]), {})[int(match["number"])] = of_shard
     _check_one_set(sets)
     for (head, count, tail), numbers in sets.items():
-        first = 0 if 0 in numbers else 1
+        first = int(0 not in numbers and int(count) in numbers)  # lt-preprocess numbers from 0, some tools from 1
         missing = sorted(set(range(first, first + int(count))) - numbers.keys())
         _refuse_missing([f"{head}-{number:0{len(count)}d}-of-{count}{tail}" for number in missing])
         _check_one_run([prefix for number in sorted(numbers) for prefix in numbers[number]])

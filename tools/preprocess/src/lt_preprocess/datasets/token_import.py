@@ -67,7 +67,7 @@ def plan(sources: Sequence[str], output_prefix: str, tokenizer: str | None, eod_
         result = dataclasses.replace(result, dtype=name, vocab_size=loaded.vocab_size, eod=eod, tokenizer=identity)
     elif eod_token is not None:
         result = dataclasses.replace(result, eod=_eod(eod_token, {}))
-    layout = TokenLayout(dtype or _smallest_dtype(result.vocab_size), result.eod)
+    layout = TokenLayout(dtype or _smallest_dtype(result.vocab_size), result.eod, is_guessed=dtype is None)
     options = {"dtype": dtype, "eod": result.eod, "tokenizer": result.tokenizer and result.tokenizer.sha256}
     derivation = Derivation("import", options, [{"prefix": file["path"], "bin": file} for file in files])
     return Plan(paths, layout, result, files, derivation)

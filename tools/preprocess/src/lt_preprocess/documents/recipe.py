@@ -18,9 +18,13 @@ Filter = Callable[[Chunk, Batch, Encoder], Batch]
 
 @dataclasses.dataclass(frozen=True)
 class Recipe:
-    """`json_keys` are the columns to read; `filters` are applied in order before documents are encoded and given their form."""
+    """`json_keys` are the columns to read; `filters` are applied in order before documents are encoded and given their form.
+
+    `text_keys` name the columns after the filters, which a template has joined to one.
+    """
 
     json_keys: tuple[str, ...]
+    text_keys: tuple[str, ...]
     form: DocumentForm
     filters: Sequence[Filter]
 
@@ -36,6 +40,6 @@ def make(json_keys: tuple[str, ...], template: str | None, form: DocumentForm) -
     """The recipe for texts under `json_keys`, or for one text that `template` makes of several fields."""
     filters: list[Filter] = [functools.partial(without_forbidden, json_keys=json_keys)]
     if template is None:
-        return Recipe(json_keys, form, filters)
+        return Recipe(json_keys, json_keys, form, filters)
     fields = text_template.parse(template)
-    return Recipe(fields.json_keys, form, [functools.partial(template_filter.filled, template=fields), *filters])
+    return Recipe(fields.json_keys, json_keys, form, [functools.partial(template_filter.filled, template=fields), *filters])

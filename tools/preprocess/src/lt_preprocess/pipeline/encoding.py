@@ -115,10 +115,10 @@ def _encode(chunk: Chunk, recipe: Recipe, encoder: Encoder, curator: "Curator | 
     batch = recipe.batch(chunk, encoder)
     removed = NOTHING_REMOVED
     if curator is not None:
-        batch, removed = curate(chunk, batch, recipe.json_keys, curator, line_starts)
+        batch, removed = curate(chunk, batch, recipe.text_keys, curator, line_starts)
     encoded = [recipe.form.encode(texts, encoder) for texts, _ in batch.columns]
     if curator is not None and curator.has_token_limits:
-        batch, encoded, removed = curate_by_tokens(chunk, batch, encoded, recipe.json_keys, curator, removed)
+        batch, encoded, removed = curate_by_tokens(chunk, batch, encoded, recipe.text_keys, curator, removed)
     formed = [
         recipe.form.assemble(ids, text_lengths, texts_per_document)
         for (ids, text_lengths), (_, texts_per_document) in zip(encoded, batch.columns, strict=True)

@@ -252,6 +252,11 @@ class _Run:
                 raise NoInput(f"{names}: every document was removed: {removals.in_words(self._state.removed)}", "relax the rules")
             if count == 0 and self._plan.options.limit_tokens is not None:
                 raise NoInput(f"{names}: no document within --limit-tokens {self._plan.options.limit_tokens}", "raise the limit")
+            if count == 0 and self._state.bad_lines:
+                raise NoInput(
+                    f"{names}: no documents, every line was left out, the first because: {self._state.reported[0]}",
+                    "--json-keys or --template names the keys that have the text",
+                )
             if count == 0:
                 raise NoInput(f"{names}: no documents", "did the command that made the input fail?")
             keys, them = " or ".join(self._plan.options.json_keys), "1 document" if count == 1 else f"{count:,} documents"

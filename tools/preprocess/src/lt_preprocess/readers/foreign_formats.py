@@ -106,6 +106,11 @@ def check(path: str, start: bytes, is_text: bool) -> None:
     )
 
 
+def has_signature(start: bytes) -> bool:
+    """Whether a file begins as no text does, so that a name such as .csv does not count."""
+    return any(start.startswith(signature) for signature in _SIGNATURES.keys() - _MAY_BEGIN_TEXT)
+
+
 def check_decompressed(path: str, start: bytes, is_text: bool) -> None:
     """As `check`, for decompressed content, which is not compressed again."""
     if decompressor_for(start):

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 
-from lt_preprocess.readers import arrow, litdata, mds, tar_archive, text_table, warc
+from lt_preprocess.readers import arrow, foreign_formats, litdata, mds, tar_archive, text_table, warc
 from lt_preprocess.readers.byte_stream import ByteStream
 from lt_preprocess.readers.chunks import Chunk, Position
 from lt_preprocess.readers.paths import STDIN, display_name, is_text
@@ -27,8 +27,8 @@ def reader_for(path: str, start: bytes, json_keys: Sequence[str]) -> Reader | No
         return lambda content, position: litdata.chunks(source, content, layout, json_keys, position)
     if mds.is_shard(start):
         return _of_records(source, lambda content: mds.records(source, content, json_keys))
-    if text_table.is_table(path, start, json_keys):
-        return _of_records(source, lambda content: text_table.records(source, content, start, json_keys))
+    if text_table.is_table(path, start, json_keys) and not foreign_formats.has_signature(start):
+        return _of_records(source, lambda content: text_table.records(source, content, json_keys))
     return None
 
 

@@ -6,6 +6,7 @@ with more or fewer fields than the first row is a bad row. Quotes that do not ma
 
 import csv
 import io
+import itertools
 from collections.abc import Iterator, Sequence
 
 from lt_preprocess.readers import chunks, text_keys
@@ -17,6 +18,7 @@ from lt_shared.console import BadData
 SEPARATORS = (",", "\t", ";", "|")
 SUFFIXES = (".csv", ".tsv", ".psv")
 _LINES_LOOKED_AT = 3
+_LINES_OF_NAMES = 100
 
 
 def is_table(path: str, start: bytes, json_keys: Sequence[str]) -> bool:
@@ -24,7 +26,8 @@ def is_table(path: str, start: bytes, json_keys: Sequence[str]) -> bool:
     if start.lstrip().startswith((b"{", b"[", b"<")) or is_text(path) or not start.strip():
         return False
     return without_compression(path.lower()).endswith(SUFFIXES) or (
-        looks_like_table(start) and any(_has_keys(_header(start, separator), json_keys) for separator in SEPARATORS)
+        looks_like_table(start)
+        and any(_has_keys(_header(start.decode("utf-8-sig", "replace"), separator), json_keys) for separator in SEPARATORS)
     )
 
 
@@ -36,14 +39,16 @@ def looks_like_table(start: bytes) -> bool:
     return any(len({line.count(mark) for line in lines}) == 1 and mark in lines[0] for mark in (b",", b"\t", b";", b"|"))
 
 
-def records(source: str, content: ByteStream, start: bytes, json_keys: Sequence[str]) -> Iterator[Record]:
-    """Yield a record for each row after the first. `start` are the first bytes of the content.
+def records(source: str, content: ByteStream, json_keys: Sequence[str]) -> Iterator[Record]:
+    """Yield a record for each row after the first.
 
     Raises BadData for a table without the columns of the keys, and for quotes that do not match.
     """
-    separator = _separator(source, start, json_keys)
     csv.field_size_limit(chunks.LONGEST_LINE_BYTES)
-    reader = csv.reader(_lines(content), delimiter=separator, strict=True)
+    lines = _lines(content)
+    first_lines = _first_row_lines(lines)
+    separator = _separator(source, "".join(first_lines), json_keys)
+    reader = csv.reader(itertools.chain(first_lines, lines), delimiter=separator, strict=True)
     try:
         names = next(reader)
         if repeated := next((name for name in text_keys.names(json_keys) if names.count(name) > 1), None):
@@ -74,16 +79,28 @@ def _lines(content: ByteStream) -> Iterator[str]:
         encoding = "utf-8"
 
 
+def _first_row_lines(lines: Iterator[str]) -> list[str]:
+    """Take the lines of the first row: names in quotes may hold line breaks, so lines are taken until quotes match."""
+    first_lines: list[str] = []
+    is_open = False
+    for line in itertools.islice(lines, _LINES_OF_NAMES):
+        first_lines.append(line)
+        is_open ^= line.count('"') % 2 == 1
+        if not is_open:
+            break
+    return first_lines
+
+
 def _bytes(text: str) -> bytes:
     return text.encode(errors="surrogateescape")
 
 
-def _separator(source: str, start: bytes, json_keys: Sequence[str]) -> str:
+def _separator(source: str, first_row: str, json_keys: Sequence[str]) -> str:
     """Return the separator with which the first row names all keys."""
     for separator in SEPARATORS:
-        if _has_keys(_header(start, separator), json_keys):
+        if _has_keys(_header(first_row, separator), json_keys):
             return separator
-    names = max((_header(start, separator) for separator in SEPARATORS), key=len)
+    names = max((_header(first_row, separator) for separator in SEPARATORS), key=len)
     missing = next(key for key in text_keys.names(json_keys) if key not in names)
     raise BadData(
         f"{source}: no column {missing!r} in the first row, which has {', '.join(repr(name)[:40] for name in names[:8])}",
@@ -91,8 +108,7 @@ def _separator(source: str, start: bytes, json_keys: Sequence[str]) -> str:
     )
 
 
-def _header(start: bytes, separator: str) -> list[str]:
-    text = start.decode("utf-8-sig", errors="replace")
+def _header(text: str, separator: str) -> list[str]:
     try:
         return next(csv.reader(io.StringIO(text, newline=""), delimiter=separator), [])
     except csv.Error:

@@ -21,6 +21,8 @@ from lt_shared.files import listing, storage
 DTYPES = ("uint8", "uint16", "uint32", "uint64", "int32", "int64")
 INDEX_SUFFIX, METADATA_SUFFIX = ".index", ".csv.gz"
 _BLOCK_BYTES = 16 << 20
+_WIDTH_BYTES = 1 << 16
+_TOKENS_TO_TELL_WIDTH = 32
 _NUMPY_MAGIC = b"\x93NUMPY"
 _TORCH_DTYPES = {11: "uint8", 15: "int32", 16: "int32", 17: "int64", 18: "int64", 20: "uint16"}
 _NUMPY_DTYPES = {2: "int32", 3: "int64", 4: "uint8", 5: "uint16", 6: "uint32", 7: "uint64"}
@@ -39,10 +41,14 @@ class TokenBlock(NamedTuple):
 
 
 class TokenLayout(NamedTuple):
-    """What files without a header do not say: the type of a token, and the token that ends a document."""
+    """What files without a header do not say: the type of a token, and the token that ends a document.
+
+    `is_guessed`: whether `dtype` follows from a vocabulary alone.
+    """
 
     dtype: str | None
     eod: int | None
+    is_guessed: bool = False
 
 
 def list_files(sources: Sequence[str]) -> list[str]:
@@ -75,9 +81,22 @@ def blocks(path: str, layout: TokenLayout) -> Iterator[TokenBlock]:
                 raise UsageError(
                     f"{path}: nothing says of which type its tokens are", f"--dtype {'|'.join(DTYPES)}, or --tokenizer"
                 )
+            if layout.is_guessed:
+                _check_width(path, file.read(_WIDTH_BYTES), np.dtype(layout.dtype))
+                file.seek(0)
             yield from _olmo(path, file, np.dtype(layout.dtype), layout)
         else:
             yield from _samples(path, file, start, layout)
+
+
+def _check_width(path: str, content: bytes, dtype: np.dtype[Any]) -> None:
+    """Raise UsageError if tokens look like the halves of wider tokens: the upper half of a small number is 0."""
+    tokens = np.frombuffer(content[: len(content) // dtype.itemsize * dtype.itemsize], dtype)
+    if len(tokens) >= _TOKENS_TO_TELL_WIDTH and not tokens[1::2].any() and tokens[::2].any():
+        raise UsageError(
+            f"{path}: every second {dtype.name} is 0, so its tokens have a wider type than the vocabulary needs",
+            f"--dtype uint{dtype.itemsize * 16}, or --dtype {dtype.name} if these are the tokens",
+        )
 
 
 def _datatrove(path: str, file: IO[bytes]) -> Iterator[TokenBlock]:
