@@ -21,10 +21,16 @@ COUNTED = "the model has "
 TREES = {
     "AMD-AGI/Primus": ("fd1eeabb",),
     "AMD-AIG-AIMA/Primus": ("2d42400",),
+    "GeodesicResearch/geodesic-megatron": ("df06386a224d5f61ef1e7b67b0ee17b943940322",),
     "NVIDIA-NeMo/Megatron-Bridge": ("067f987df03b8355b03192d88d70f1709fedf51a",),
     "NVIDIA/NeMo": ("8cfedd7203462cb251a914e700e5605444277561",),
     "OpenEuroLLM/oellm-autoexp": ("c6d0cc0",),
-    "pytorch/torchtitan": ("dafd87a902197f7822aa5e572a13e915c7159e9a", "61c010fcb661a9f6a8ef05f42dd9efbe3f31190e"),
+    "pytorch/torchtitan": (
+        "dafd87a902197f7822aa5e572a13e915c7159e9a",
+        "61c010fcb661a9f6a8ef05f42dd9efbe3f31190e",
+        "b5bcd76c66d0acb1a08b176d9639425bc55e0b2a",
+    ),
+    "zidanehuang001/Megatron-Bridge": ("8dfe24902104042861f391fce0eb11918b24a3d0",),
 }
 READ = (".py", ".yaml", "pyproject.toml", "setup.py", "LICENSE")
 

@@ -84,7 +84,8 @@ def hub(tmp_path: Path) -> Iterator[dict[str, str]]:
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Hub) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         home = {"HF_HOME": str(tmp_path / "home"), "HF_HUB_DISABLE_TELEMETRY": "1", "HF_TOKEN": TOKEN}
-        yield {**os.environ, **home, "HF_ENDPOINT": f"http://127.0.0.1:{server.server_port}"}
+        environment = {name: value for name, value in os.environ.items() if name != "HF_HUB_OFFLINE"}
+        yield {**environment, **home, "HF_ENDPOINT": f"http://127.0.0.1:{server.server_port}"}
         server.shutdown()
 
 

@@ -297,3 +297,10 @@ def test_defaults_of_megatron_are_none_of_gpt_oss(change: dict[str, Any]) -> Non
     changed = {f"model.{name}": value for name, value in change.items()}
     translation = megatron_bridge.translate({**PUBLISHED, "model.preset": "gpt-oss-20b", **changed})
     assert {entry.key for entry in translation.lost(Effect.MODEL)} == set(changed)
+
+
+@pytest.mark.parametrize(("replaces", "vocabulary"), [(False, None), (True, 32000)])
+def test_a_published_model_keeps_its_vocabulary_beside_a_tokenizer_without_words(replaces: bool, vocabulary: int | None) -> None:
+    tokenizer = {"tokenizer_type": "NullTokenizer", "vocab_size": 32000, "use_tokenizer_vocab_size": replaces}
+    values = {**PUBLISHED, "model.preset": "gpt-oss-20b", **{f"tokenizer.{name}": value for name, value in tokenizer.items()}}
+    assert megatron_bridge.translate(values).record()["options"].get("vocab-size") == vocabulary

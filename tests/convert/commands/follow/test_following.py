@@ -315,6 +315,32 @@ def test_its_command_ends_with_it(run: Run, tmp_path: Path) -> None:
     assert (saved["converted"], saved["succeeded"], saved["attempts"]) == (True, False, 0)
 
 
+SIGNALLED = """
+import os, pathlib, runpy, signal, subprocess, sys, time
+
+class Signalled(subprocess.Popen):
+    def __init__(self, *arguments, **options):
+        super().__init__(*arguments, **options)
+        while not pathlib.Path(sys.argv[-1].rpartition(" ")[2]).exists():
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+subprocess.Popen = Signalled
+runpy.run_module("lt_convert", run_name="__main__")
+"""
+
+
+def test_a_signal_while_its_command_starts_ends_the_command(run: Run, tmp_path: Path) -> None:
+    run.save(10)
+    command = f": {{}}; echo $$ > {tmp_path}/pid.part; mv {tmp_path}/pid.part {tmp_path}/pid; sleep 1000; : {tmp_path}/pid"
+    words = ["follow", run.directory, "--to", "hf", "-o", tmp_path / "followed", "--once", "--each", command]
+    done = subprocess.run(
+        [sys.executable, "-c", SIGNALLED, *map(str, words)], capture_output=True, text=True, timeout=LIMIT_SECONDS
+    )
+    assert done.returncode == 143, done.stderr
+    assert not is_running(int((tmp_path / "pid").read_text()))
+
+
 def is_running(process: int) -> bool:
     try:
         return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"

@@ -9,6 +9,7 @@ import pytest
 from lt_shared.console import ToolError
 from lt_train.commands import importing
 from lt_train.importers import source
+from lt_train.importers.effects import Effect
 
 
 def options(path: Path, **values: str) -> dict[str, Any]:
@@ -283,6 +284,19 @@ def test_nanotron(tmp_path: Path) -> None:
     }
     assert {name: found.get(name) for name in expected} == expected
     assert "untie-embeddings-and-output-weights" not in found
+
+
+def test_nanotron_reads_no_evaluation(tmp_path: Path) -> None:
+    file = tmp_path / "config.yaml"
+    file.write_text(
+        NANOTRON.replace("val_check_interval: -1", "val_check_interval: 5").replace(
+            "limit_val_batches: 0", "limit_val_batches: 2"
+        )
+    )
+    translation = source.translate_file(str(file), {})
+    found = translation.record()["options"]
+    assert (found["eval-iters"], "eval-interval" in found) == (0, False)
+    assert [entry.key for entry in translation.lost(Effect.RESULT) if "val" in entry.key] == ["tokens.limit_val_batches"]
     # Without a length, 100 steps less 10 of warm-up and the 80 before the decay: the last 10 steps are at the lowest rate.
     file.write_text(NANOTRON.replace("lr_decay_steps: 20", "lr_decay_steps: null"))
     found = options(file)

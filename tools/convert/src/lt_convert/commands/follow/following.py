@@ -11,8 +11,9 @@ import shlex
 import signal
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 
 from lt_convert.commands import conversion
@@ -262,14 +263,35 @@ def _run_command_line(command: str) -> int:
     The command has a process group of its own, which ends when this process is told to end. It has no standard input.
     """
     sys.stderr.flush()
-    # The command's standard output goes to standard error, because the manifest is on standard output.
-    child = subprocess.Popen(["/bin/sh", "-c", command], stdin=subprocess.DEVNULL, stdout=_STANDARD_ERROR, start_new_session=True)
+    with _signals_deferred() as arrived:
+        # The command's standard output goes to standard error, because the manifest is on standard output.
+        child = subprocess.Popen(
+            ["/bin/sh", "-c", command], stdin=subprocess.DEVNULL, stdout=_STANDARD_ERROR, start_new_session=True
+        )
     try:
+        for number in arrived:
+            signal.raise_signal(number)
         code = child.wait()
     except BaseException:
         _end_command(child)
         raise
     return 128 - code if code < 0 else code
+
+
+@contextlib.contextmanager
+def _signals_deferred() -> Iterator[list[int]]:
+    """Collect the signals that this process handles. An exception of a handler inside Popen would leave the command running."""
+    arrived: list[int] = []
+    in_main_thread = threading.current_thread() is threading.main_thread()
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if in_main_thread else ()
+    handlers = {number: handler for number in numbers if callable(handler := signal.getsignal(number))}
+    for number in handlers:
+        signal.signal(number, lambda number, _: arrived.append(number))
+    try:
+        yield arrived
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
 
 
 def _end_command(child: "subprocess.Popen[bytes]") -> None:

@@ -14,7 +14,10 @@ ORDER = "lt-train orders samples as Megatron's dataloader_type single"
 
 def translate(ledger: Ledger) -> None:
     _files(ledger)
-    if ledger.get("vocab_size") is None and ledger.peek("tokenizer.tokenizer_type") == "NullTokenizer":
+    # A published model brings its vocabulary, unless the recipe asks for the tokenizer's.
+    has_vocabulary = ledger.get("vocab_size") is not None or ledger.get("model")
+    is_replaced = ledger.peek("tokenizer.use_tokenizer_vocab_size") is True
+    if ledger.peek("tokenizer.tokenizer_type") == "NullTokenizer" and (is_replaced or not has_vocabulary):
         ledger.carry("tokenizer.vocab_size", "vocab_size")
     seed, data_seed = ledger.get("seed"), ledger.take("dataset.random_seed")
     if data_seed is not None:

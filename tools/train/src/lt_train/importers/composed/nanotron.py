@@ -28,6 +28,7 @@ KERNELS = (
     "_use_doc_masking",
 )
 # Sections that change no step.
+UNREAD_EVALUATION = "nanotron evaluates nothing; if your fork does, give --eval-interval and --eval-iters"
 OF_MACHINE = ("profiler", "lighteval", "s3_upload", "metrics_logging")
 SCHEDULE = "optimizer.learning_rate_scheduler"
 
@@ -154,9 +155,9 @@ class _Reader:
         self._add("train-iters", self._number("tokens.train_steps"))
         interval, batches = self._number("tokens.val_check_interval", -1), self._number("tokens.limit_val_batches", 0)
         if interval > 0 and batches > 0:
-            self._words += ["--eval-interval", str(interval), "--eval-iters", str(batches)]
-        else:
-            self._add("eval-iters", 0)
+            # DistributedTrainer.validation_step has no caller (huggingface/nanotron, since 2023).
+            self._drop("tokens.limit_val_batches", batches, UNREAD_EVALUATION, Effect.RESULT)
+        self._add("eval-iters", 0)
         self._values.pop("tokens.limit_test_batches", None)
         for name, option in (
             ("tp", "tensor-model-parallel-size"),
