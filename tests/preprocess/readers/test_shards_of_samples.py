@@ -42,6 +42,10 @@ def test_other_columns() -> None:
     assert texts_of(SAMPLES / "streaming" / "plain", ("meta", "text")) == [f"m{number}" for number in range(len(TEXTS))]
 
 
+def test_a_path_into_a_column_of_objects() -> None:
+    assert texts_of(SAMPLES / "streaming" / "objects", ("meta.text",)) == TEXTS
+
+
 @pytest.mark.parametrize(
     ("name", "key", "message"),
     [

@@ -75,6 +75,9 @@ def write_streaming() -> None:
         with MDSWriter(out=str(path / name), columns=columns, size_limit=350, **options) as writer:
             for number, text in enumerate(TEXTS):
                 writer.write({"text": text, "n": number, "meta": [f"m{number}"]})
+    with MDSWriter(out=str(path / "objects"), columns={"meta": "json"}) as writer:
+        for text in TEXTS:
+            writer.write({"meta": {"text": text}})
     encodings = (("ndarray", "ndarray", np.uint16), ("uint16", "ndarray:uint16", np.uint16), ("bytes", "bytes", np.int64))
     for name, encoding, dtype in encodings:
         with MDSWriter(out=str(path / name), columns={"tokens": encoding}) as writer:

@@ -87,7 +87,7 @@ OPTIONS: tuple[Callable[[Any], Any], ...] = (
         "--fim-spm-rate",
         cls=DocumentOption,
         type=click.FloatRange(0, 1),
-        default=0.5,
+        show_default="0.5",
         metavar="SHARE",
         help="Put the suffix first in this share of the rearranged documents.",
     ),
@@ -95,7 +95,7 @@ OPTIONS: tuple[Callable[[Any], Any], ...] = (
         "--fim-seed",
         cls=DocumentOption,
         type=click.IntRange(0, LARGEST_SEED),
-        default=0,
+        show_default="0",
         metavar="NUMBER",
         help="The same one, the same rearranged documents.",
     ),
@@ -152,8 +152,11 @@ def plan_options(options: dict[str, Any], json_keys: tuple[str, ...]) -> dict[st
             missing = next(name for name, token in tokens.items() if not token)
             raise console.UsageError(f"--{missing.replace('_', '-')} is missing beside the others")
         named = {name.removeprefix("fim_"): token for name, token in tokens.items()}
-        fim = FillInTheMiddle(options["fim_rate"], options["fim_spm_rate"], options["fim_seed"], **named)
-    elif any(tokens.values()):
-        raise console.UsageError("the tokens of --fim-...-token are not used without --fim-rate")
+        chosen = {name: options[f"fim_{name}"] for name in ("spm_rate", "seed") if options[f"fim_{name}"] is not None}
+        fim = FillInTheMiddle(options["fim_rate"], **chosen, **named)
+    elif options["fim_rate"] is None:
+        for name in (*tokens, "fim_spm_rate", "fim_seed"):
+            if options[name] is not None:
+                raise console.UsageError(f"--{name.replace('_', '-')} has no effect without --fim-rate")
     same = ("template", "max_document_tokens", "limit_documents", "limit_tokens", "dtype")
     return {name: options[name] for name in same} | {"fim": fim}

@@ -5,7 +5,7 @@ JSON follows, and then the samples: the sizes of columns that vary, and the valu
 """
 
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,6 +16,7 @@ from lt_preprocess.readers import text_keys
 from lt_preprocess.readers.byte_stream import ByteStream
 from lt_preprocess.readers.records import FieldsRecord, JsonRecord, Record
 from lt_shared.console import BadData
+from lt_shared.data.document_origins import key_paths
 
 SUFFIX = ".mds"
 _LONGEST_DESCRIPTION_BYTES = 1 << 20
@@ -93,20 +94,30 @@ def records(source: str, content: ByteStream, json_keys: Sequence[str]) -> Itera
     """Yield the samples of a shard. Raises BadData for a column that is not there or holds no text, and for damage."""
     shard = open_shard(source, content)
     encodings = {column.name: column.encoding for column in shard.columns}
-    names = [key for key in text_keys.names(json_keys) if key in encodings or key in json_keys]
-    for key in names:
-        if key not in encodings:
+    names = []
+    for key in json_keys:
+        name = _column(text_keys.name_of(key), encodings)
+        if name not in encodings:
+            if text_keys.is_optional(key):
+                continue
             raise BadData(
-                f"{source}: no column {key!r}; there are {', '.join(encodings)}", "--json-keys names the column of text"
+                f"{source}: no column {name!r}; there are {', '.join(encodings)}", "--json-keys names the column of text"
             )
-        if encodings[key] not in ("str", "json"):
+        if encodings[name] not in ("str", "json"):
             raise BadData(
-                f"{source}: column {key!r} is of type {encodings[key]}, expected str or json",
+                f"{source}: column {name!r} is of type {encodings[name]}, expected str or json",
                 "lt-preprocess import takes token ids as they are",
             )
+        names.append(name)
     has_json = any(encodings[key] == "json" for key in names)
     for values in samples(source, content, shard, names):
         yield JsonRecord(_object(values, encodings)) if has_json else FieldsRecord(values)
+
+
+def _column(key: str, encodings: Mapping[str, str]) -> str:
+    """Return the column of a key: its own, or the column of objects that its path begins with."""
+    first, *below = key_paths.path_of(key)
+    return first if key not in encodings and below and encodings.get(first) == "json" else key
 
 
 def _object(values: dict[str, bytes], encodings: dict[str, str]) -> bytes:
