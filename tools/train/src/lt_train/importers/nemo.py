@@ -230,8 +230,9 @@ def precision(ledger: Ledger, key: str, value: Any) -> None:
 
 
 def fp8_scales(ledger: Ledger) -> None:
-    """Drop the settings of fp8 scales, which set how a GEMM's scale follows from the amax of earlier steps."""
-    for key in ("model.fp8_amax_history_len", "model.fp8_amax_compute_algo", "model.fp8_interval", "model.fp8_margin"):
+    """Drop the settings of fp8 scales: how a GEMM's scale follows from the amax of earlier steps, and of which ranks."""
+    names = ("fp8_amax_history_len", "fp8_amax_compute_algo", "fp8_interval", "fp8_margin", "tp_only_amax_red")
+    for key in (f"model.{name}" for name in names):
         if ledger.get("fp8_format"):
             ledger.drop_value(key, ledger.take(key), NOT_DELAYED, Effect.RESULT)
         else:

@@ -27,6 +27,7 @@ COMPUTED = "it is computed from the other fields"
 ROWS = {
     name: row for name, row in megatron_options.ROWS.items() if row.effect in (Effect.NONE, Effect.SPEED, Effect.RESULT)
 } | rows(
+    (Effect.RESULT, megatron_options.FP8_SCALES, "model.tp_only_amax_red"),
     (
         Effect.NONE,
         COMPUTED,

@@ -17,6 +17,7 @@ MEMORY = without_effect.MEMORY.reason
 COLLECTIVES = without_effect.COLLECTIVES.reason
 KERNELS = without_effect.KERNELS.reason
 STAGES = without_effect.STAGES.reason
+FP8_SCALES = "the scale of fp8 is computed anew for each GEMM, not from earlier steps"
 SCALES_CANCEL = "attention scores are divided by the layer's number and multiplied again: only the rounding differs"
 OTHER_PROGRAM = "the command does not train so: lt-train would"
 
@@ -64,7 +65,7 @@ ROWS = rows(
     ),
     (
         Effect.RESULT,
-        "the scale of fp8 is computed anew for each GEMM, not from earlier steps",
+        FP8_SCALES,
         "fp8_amax_history_len fp8_amax_compute_algo fp8_interval fp8_margin",
     ),
     (Effect.RESULT, "lt-train casts the 16-bit weights to fp8, not the 32-bit ones", "fp8_param_gather"),
