@@ -19,6 +19,7 @@ import numpy.typing as npt
 from lt_preprocess.compiler.intrinsics import element_address, load8, signed, store8
 from lt_preprocess.compiler.jit import inner, kernel
 from lt_preprocess.texts import PADDING_BYTES, Bytes, Lengths, Texts
+from lt_preprocess.tokenizers.bpe.characters import code_point
 
 SPACE_BYTE = 0x20
 TABLE_SIZE = 0x20000
@@ -160,19 +161,6 @@ def _hangul(code: int, target: int) -> int:
 
 
 @inner
-def _code_point(at: int) -> int:
-    first = signed(load8(at))
-    if first < 0x80:
-        return first
-    if first < 0xE0:
-        return (first & 0x1F) << 6 | signed(load8(at + 1) & 0x3F)
-    if first < 0xF0:
-        return (first & 0x0F) << 12 | signed(load8(at + 1) & 0x3F) << 6 | signed(load8(at + 2) & 0x3F)
-    upper = (first & 0x07) << 18 | signed(load8(at + 1) & 0x3F) << 12
-    return upper | signed(load8(at + 2) & 0x3F) << 6 | signed(load8(at + 3) & 0x3F)
-
-
-@inner
 def _width(code: int) -> int:
     if code < 0x80:
         return 1
@@ -198,7 +186,7 @@ def _entry_at(code: int, table: npt.NDArray[np.uint32]) -> int:
 @inner
 def _digits_end(at: int, end: int, table: npt.NDArray[np.uint32]) -> int:
     while at < end:
-        code = _code_point(at)
+        code = code_point(at)
         if _entry_at(code, table) != _DIGIT:
             return at
         at += _width(code)
@@ -210,7 +198,7 @@ def _number_end(at: int, end: int, table: npt.NDArray[np.uint32]) -> int:
     """The end of the number that begins at `at`: digits, perhaps a separator and more digits."""
     at = _digits_end(at, end, table)
     if at < end:
-        code = _code_point(at)
+        code = code_point(at)
         after = at + _width(code)
         if _is_decimal_separator(code):
             fraction_end = _digits_end(after, end, table)
@@ -246,7 +234,7 @@ def _normalize(
         count = 0
         is_between = True
         while at < end:
-            code = _code_point(at)
+            code = code_point(at)
             entry = _entry_at(code, table)
             kind = entry & 0xFF
             if kind == _SPACE:

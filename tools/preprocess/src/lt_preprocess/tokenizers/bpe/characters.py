@@ -24,7 +24,8 @@ def width(first_byte: np.uint8) -> int:
 
 
 @inner
-def _code_point(at: int) -> int:
+def code_point(at: int) -> int:
+    """Decode the UTF-8 character at the address `at`."""
     first = signed(load8(at))
     if first < 0x80:
         return first
@@ -38,7 +39,7 @@ def _code_point(at: int) -> int:
 
 @inner
 def class_at(at: int, classes: int) -> np.uint8:
-    return np.uint8(load8(classes + _code_point(at)))
+    return np.uint8(load8(classes + code_point(at)))
 
 
 @inner
