@@ -51,11 +51,12 @@ def records(source: str, content: ByteStream, json_keys: Sequence[str]) -> Itera
     reader = csv.reader(itertools.chain(first_lines, lines), delimiter=separator, strict=True)
     try:
         names = next(reader)
-        if repeated := next((name for name in text_keys.names(json_keys) if names.count(name) > 1), None):
+        read_names = text_keys.names(json_keys)
+        if repeated := next((name for name in read_names if names.count(name) > 1), None):
             raise BadData(f"{source}: {names.count(repeated)} columns are called {repeated!r}", "rename all but one of them")
         for row in reader:
             if row:
-                yield _record(row, names, json_keys)
+                yield _record(row, names, read_names)
     except csv.Error as error:
         raise BadData(
             f"{source}, line {reader.line_num}: not a table of text: {error}",
@@ -63,10 +64,9 @@ def records(source: str, content: ByteStream, json_keys: Sequence[str]) -> Itera
         ) from None
 
 
-def _record(row: list[str], names: list[str], json_keys: Sequence[str]) -> Record:
+def _record(row: list[str], names: list[str], read_names: Sequence[str]) -> Record:
     if len(row) != len(names):
         return UnusableRecord(f"{len(row)} fields, the first row has {len(names)}", _bytes(",".join(row)))
-    read_names = text_keys.names(json_keys)
     return FieldsRecord({name: _bytes(value) for name, value in zip(names, row, strict=True) if name in read_names})
 
 
