@@ -82,8 +82,10 @@ OF_RUN = KnownFiles(
 HUGGINGFACE = (
     KnownFiles(
         Fate.READ,
-        r"config\.json|model(\.\w+)?\.safetensors(\.index\.json)?|lt-convert\.padding|padding\.safetensors|sharded",
-        "`config.json`, `model*.safetensors` and `shard-*.safetensors` with their index, `lt-convert.padding`",
+        r"config\.json|model\.safetensors|(model\.safetensors|pytorch_model\.bin)\.index(\.\w+)?\.json|lt-convert\.padding|"
+        r"padding\.safetensors|sharded",
+        "`config.json`, the weights (`model*.safetensors`, `shard-*.safetensors` or `pytorch_model*.bin`) and their index, "
+        "`lt-convert.padding`",
     ),
     *CARRIED,
 )
