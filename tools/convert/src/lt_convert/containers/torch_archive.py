@@ -174,7 +174,7 @@ def ends(path: str, offset: int, length: int) -> list[tuple[str, int, int]]:
 
 
 class _FileRange:
-    """`length` bytes from `offset` of a file, of which slices are read when they are requested."""
+    """`length` bytes from `offset` of a file; slices are read when they are requested."""
 
     def __init__(self, path: str, offset: int, length: int, files: Files):
         self._path, self._offset, self._length, self._files = path, offset, length, files

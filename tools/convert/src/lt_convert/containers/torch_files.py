@@ -85,7 +85,7 @@ def _load_stream(path: str, size: int, files: Files) -> tuple[Any, Locate]:
             header = _read_header(files.read(path, 0, length), path)
             break
         except BadData:
-            # The pickles may go on behind what was read.
+            # The pickles may go on behind the bytes read so far.
             if length == min(size, MAXIMUM_PICKLE_BYTES):
                 raise
             length = min(size, MAXIMUM_PICKLE_BYTES, 8 * length)
@@ -131,7 +131,7 @@ def _read_header(data: bytes, path: str) -> tuple[Any, list[Any], list[Any], int
 def _storages(
     path: str, identifiers: list[Any], keys: list[Any], position: int, size: int, files: Files
 ) -> Mapping[Any, tuple[int, int, int]]:
-    """Return (offset in the file, elements, bytes of an element) of each storage by its key.
+    """Return (offset in the file, elements, bytes of an element) for every storage key.
 
     Raises BadData unless the storages fill the rest of the file exactly.
     """

@@ -18,7 +18,7 @@ from lt_shared.contracts.manifest import Checkpoint, Dataset
 from lt_shared.files import ownership, storage
 
 _DEEPSPEED = re.compile(r"global_step\d+|layer_\d+-model_\d+-model_states\.pt|mp_rank_\d+_model_states\.pt")
-# Formats that are not read: a pattern of their file names, what they are, and how to make a checkpoint that is read.
+# Formats that are not read: a pattern of their file names, their description, and how to make a readable checkpoint.
 _FROM_TORCH = "write safetensors with transformers: AutoModelForCausalLM.from_pretrained(DIR, dtype='auto').save_pretrained(NEW)"
 _UNREAD_FORMATS: Sequence[tuple[str, str, str]] = (
     (r"adapter_config\.json|adapter_model\.(safetensors|bin)", "a LoRA adapter without its model",

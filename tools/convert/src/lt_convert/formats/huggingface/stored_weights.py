@@ -23,7 +23,7 @@ _NUMBERS = r"-(?P<number>\d{5})-of-(?P<count>\d{5})"
 
 @dataclasses.dataclass(frozen=True)
 class _Kind:
-    """Files of one kind, `STEM.ENDING`; a variant's name is in the group `variant` or `later`."""
+    """The names `STEM.ENDING` of weight files; a variant's name is in the group `variant` or `later`."""
 
     stem: str
     ending: str
@@ -119,7 +119,7 @@ def read_model(directory: str, files: Files) -> dict[str, Tensor]:
 
 
 def _weight_map(index: str, files: Files) -> Mapping[str, str]:
-    """Read an index: the file of each tensor. Raises BadData if it is malformed or names a file outside of its directory."""
+    """Read an index, which maps tensors to files. Raises BadData if it is malformed or names a file outside of its directory."""
     try:
         weight_map = dict(strict_json.loads(files.read(index, 0, files.size_bytes(index)))["weight_map"])
         shards = sorted(set(weight_map.values()))
