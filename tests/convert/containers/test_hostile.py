@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed.checkpoint
+from safetensors.torch import load_file
 
 from lt_convert.commands import conversion
 from lt_convert.commands.conversion import Request
@@ -25,6 +26,8 @@ from lt_shared.models.architecture import Architecture
 
 TINY = Architecture("tiny", "llama", 2, 16, 24, 4, 2, 50, 64)
 FORMATS = ("hf", "megatron-dist", "torchtitan", "megatron-legacy")
+# Hugging Face's in files of torch: as today, and as before torch 1.6.
+SOURCES = (*FORMATS, "hf-torch", "hf-stream")
 MUTATIONS = 15
 
 
@@ -41,6 +44,12 @@ def checkpoints(write_model: Callable[..., Path], tmp_path_factory: pytest.TempP
     (made["megatron-legacy"] / "checksums.json").unlink()
     for name in ("lt-convert.json", "checksums.json"):
         (made["torchtitan"] / name).unlink()
+    for name in ("hf-torch", "hf-stream"):
+        made[name] = root / name
+        made[name].mkdir()
+        shutil.copy(made["hf"] / "config.json", made[name])
+        state = load_file(made["hf"] / "model.safetensors")
+        torch.save(state, made[name] / "pytorch_model.bin", _use_new_zipfile_serialization=name == "hf-torch")
     return made
 
 
@@ -78,6 +87,7 @@ PICKLED = [
     ("torchtitan", ".metadata"),
     ("megatron-legacy", "mp_rank_00_000/model_optim_rng.pt"),
     ("megatron-legacy", "mp_rank_01_001/model_optim_rng.pt"),
+    ("hf-torch", "pytorch_model.bin"),
 ]
 
 
@@ -142,12 +152,12 @@ def mutations(data: bytes, chance: random.Random) -> Iterator[bytes]:
         yield bytes(changed)
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("name", SOURCES)
 def test_any_damage_is_refused_or_harmless(name: str, copy: Callable[[str], Path]) -> None:
     """Never another exception than ours, and never half a result. Some damage is to values, which only checksums would show."""
     checkpoint = copy(name)
     chance = random.Random(len(name))
-    to = "torchtitan" if name == "hf" else "hf"
+    to = "torchtitan" if name.startswith("hf") else "hf"
     outcomes = set()
     for path in sorted(path for path in checkpoint.rglob("*") if path.is_file() and path.name != "lt-convert.json"):
         original = path.read_bytes()
@@ -166,12 +176,11 @@ def test_any_damage_is_refused_or_harmless(name: str, copy: Callable[[str], Path
     assert outcomes == {"harmless", "refused"}
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("name", SOURCES)
 def test_any_missing_or_empty_file_is_refused(name: str, copy: Callable[[str], Path]) -> None:
     checkpoint = copy(name)
-    needed = [
-        path for path in checkpoint.rglob("*") if path.suffix in (".distcp", ".pt", ".safetensors") or path.name == ".metadata"
-    ]
+    endings = (".distcp", ".pt", ".safetensors", ".bin")
+    needed = [path for path in checkpoint.rglob("*") if path.suffix in endings or path.name == ".metadata"]
     assert needed
     for path in needed:
         content = path.read_bytes()

@@ -168,8 +168,7 @@ def error(source: Path, tmp_path: Path) -> ToolError:
 @pytest.mark.parametrize(
     ("names", "message"),
     [
-        (["config.json", "pytorch_model.bin"], r"pytorch_model\.bin: PyTorch weights"),
-        (["config.json", "pytorch_model-00001-of-00002.bin", "pytorch_model.bin.index.json"], "PyTorch weights"),
+        (["pytorch_model.bin"], r"config\.json: missing beside pytorch_model\.bin"),
         (["params.json", "consolidated.00.pth", "tokenizer.model"], "Meta's original"),
         (["params.json", "consolidated.safetensors", "tekken.json"], "Mistral's original"),
         (["adapter_config.json", "adapter_model.safetensors"], "LoRA adapter without its model"),

@@ -1,4 +1,4 @@
-"""Hugging Face: `config.json`, tensors in one or several safetensors files, and the tokenizer."""
+"""Hugging Face: `config.json`, tensors in one or several files, and the tokenizer. Only safetensors are written."""
 
 import dataclasses
 import json
@@ -15,7 +15,8 @@ from lt_convert.formats.huggingface import openai_original
 from lt_convert.formats.huggingface.dequantization import dequantized
 from lt_convert.formats.huggingface.safetensors_files import INDEX as INDEX
 from lt_convert.formats.huggingface.safetensors_files import SINGLE as SINGLE
-from lt_convert.formats.huggingface.safetensors_files import file, model_files, read_file, read_model, weight_files
+from lt_convert.formats.huggingface.safetensors_files import file, model_files, read_file
+from lt_convert.formats.huggingface.stored_weights import read_model, weight_files
 from lt_convert.formats.huggingface.weight_quantization import Written, quantized
 from lt_convert.tensors.output_files import OutputFile
 from lt_convert.tensors.source_files import Files
