@@ -64,9 +64,12 @@ class CommandState:
         """Call `take` with each record of the logs; with a state file, only with new records.
 
         Standard input, pipes and remote logs have no offsets, so all their records count as new. Raises NoInput when a log is
-        missing.
+        missing, and without a state file also NoInput or BadData when no log has text.
         """
-        for path in log_files.expand(self.patterns):
+        paths = log_files.expand(self.patterns)
+        if self._offsets is None:
+            log_files.require_text(paths)
+        for path in paths:
             clock = self._clock(path)
             if self._offsets is None or path == log_files.STANDARD_INPUT or not os.path.isfile(path):
                 for block in log_files.event_blocks(path):

@@ -64,7 +64,9 @@ def goodput(patterns: Sequence[str], price_per_gpu_hour: float | None = None, gp
     """
     runs: dict[str, RunState] = {}
     times = PlausibleTimes(time.time())
-    for path in log_files.expand(patterns):
+    paths = log_files.expand(patterns)
+    log_files.require_text(paths)
+    for path in paths:
         for block in log_files.event_blocks(path):
             for record in block:
                 state_for(runs, record).take(times.with_plausible_time(record), times.latest)
