@@ -1,4 +1,4 @@
-"""A directory that several processes fill together, on one node or on many, before one of them publishes it.
+"""A directory that several processes fill together, on one node or many; the last process publishes it.
 
 Like the outputs of `local_files`, it grows as `.NAME.partial`. Each process holds a shared lock on the directory, so that a
 process that would write the output alone stays out. Which process publishes it is for the callers to settle.

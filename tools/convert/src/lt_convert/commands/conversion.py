@@ -237,6 +237,7 @@ def convert_part(request: Request, part: Slice) -> Checkpoint | None:
             **({"ema": True} if request.ema else {}),
         }
         fingerprint = result.fingerprint(directory, source_format, request.destination)
+        before = None if part.count == 1 else result.identity_of(request.destination)
         output = Result(request.to, request.destination, request.force, options, fingerprint)
         finished = output.finished()
         if finished:
@@ -254,7 +255,7 @@ def convert_part(request: Request, part: Slice) -> Checkpoint | None:
     source = todo.source
     tokenizer_file = source.tokenizer.files[0].name if source.tokenizer else None
     written = todo, files.reader, source.iteration, source.loss, tokenizer_file
-    checkpoint = output.write(*written) if part.count == 1 else output.write_part(*written, part)
+    checkpoint = output.write(*written) if part.count == 1 else output.write_part(*written, part, before)
     if checkpoint is not None:
         tell_what_is_missing(source, request.ema)
     return checkpoint

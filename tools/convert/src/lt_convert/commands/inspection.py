@@ -22,7 +22,7 @@ SAMPLE_ROWS = 256
 
 
 def inspect(argument: str) -> dict[str, Any]:
-    """A record of the checkpoint. Raises as the format's `open_source`, and NoInput while parts of it are not converted."""
+    """A record of the checkpoint. Raises as the format's `open_source`, and NoInput while some parts are not converted."""
     unfinished = ledger.pending(argument) if not storage.is_remote(argument) and not os.path.lexists(argument) else []
     if unfinished:
         raise NoInput(f"{argument}: not finished: {', '.join(unfinished)}", "run these parts: lt-convert ... --shard I/N")

@@ -1,4 +1,4 @@
-"""Divide the planned files among the processes of one conversion: each part writes a contiguous range of their bytes.
+"""Divide the planned files among several processes: each part writes a contiguous range of bytes.
 
 The planned tensors stand in one row, in the order of the files. It is cut where each part reads the same number of bytes from
 the source. A cut lies between two tensors if one is near enough, and between two rows of a tensor otherwise. Every process
@@ -74,7 +74,7 @@ def views(outputs: Sequence[OutputFile], count: int) -> list[list[tuple[str, int
 
 
 def to_record(entries: Sequence[Entry]) -> dict[str, Any]:
-    """Describe a part: the bytes that it reads and writes, and the range of each file."""
+    """Describe a part: how many bytes the part reads and writes, and its range in every file."""
     ranges: dict[str, tuple[int, int]] = {}
     for entry in entries:
         begin, _ = ranges.get(entry.name, (entry.offset, 0))
@@ -101,7 +101,7 @@ def _stored_bytes(tensor: Tensor) -> int:
 
 
 def _cut(entry: Entry, fraction: float, grain: float) -> tuple[list[Entry], list[Entry]]:
-    """Cut an entry at about `fraction` of its bytes, at most `grain` off if its shape allows; nothing is after it otherwise."""
+    """Cut an entry at about `fraction` of its bytes, at most `grain` off; the second list is empty if it cannot be cut."""
     payload = entry.segment
     if not isinstance(payload, Payload):
         return [entry], []

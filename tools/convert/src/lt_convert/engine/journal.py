@@ -1,4 +1,4 @@
-"""The journal of an interrupted conversion: the finished tensors, so that the next run of the same plan resumes after them.
+"""The journal of an interrupted conversion: the finished tensors, so that the next run with this plan resumes after them.
 
 The journal lies in the partial directory. It is used only if no other user could have written it or the files that it lists: in a
 directory that others can write to, anyone could plant a journal.

@@ -1,4 +1,4 @@
-"""The ledger of a conversion in parts: what all parts must have in common, and which of them have finished.
+"""The ledger of a conversion in parts: the terms that all parts share, and the parts that have finished.
 
 It lies in the partial directory, which the parts fill together: `.lt-convert.parts/plan` has the options and the source, and is
 never changed; `.lt-convert.parts/ledger` has a line of fixed length for each part; a journal for each part is beside them. A
@@ -10,6 +10,7 @@ again what other nodes have written.
 import contextlib
 import dataclasses
 import fcntl
+import glob
 import json
 import os
 import secrets
@@ -21,8 +22,8 @@ from typing import Any, Self
 
 from lt_shared.console import CannotCreate, TryAgain
 from lt_shared.console.shard_option import Slice
-from lt_shared.files import strict_json
-from lt_shared.files.local_files import PartialDirectory, flock, partial_path, writing
+from lt_shared.files import ownership, strict_json
+from lt_shared.files.local_files import PartialDirectory, flock, is_at, partial_path, writing
 
 STATE = ".lt-convert.parts"
 PLAN, LEDGER = f"{STATE}/plan", f"{STATE}/ledger"
@@ -33,7 +34,7 @@ _BEING_MADE = f"{STATE}."
 
 @dataclasses.dataclass(frozen=True)
 class Terms:
-    """What the parts must have in common. `identity` is the plan's, `source` a checksum of the fingerprint of the source."""
+    """The terms that all parts share. `identity` is the plan's, `source` a checksum of the source's fingerprint."""
 
     version: str
     options: Mapping[str, Any]
@@ -48,7 +49,7 @@ class Terms:
 
 @dataclasses.dataclass(frozen=True)
 class Line:
-    """What the ledger says of a part: `state` is empty, STARTED or FINISHED."""
+    """A part's line in the ledger: `state` is empty, STARTED or FINISHED."""
 
     state: str = ""
     host: str = ""
@@ -77,12 +78,15 @@ class Ledger:
     directory: PartialDirectory
     part: Slice
     destination: str
+    # Whether this part has begun it.
+    is_new: bool = False
 
     @classmethod
     def open(cls, directory: PartialDirectory, part: Slice, terms: Terms, destination: str) -> Self:
         """Open the ledger, or begin one in an empty directory.
 
-        Raises CannotCreate if it was begun with other terms, naming them, or if the directory has other files.
+        Raises CannotCreate if it was begun with other terms, naming them, or if the directory has other files, and
+        FileNotFoundError if the directory has just been published.
         """
         ledger = cls(directory, part, destination)
         record = terms.to_record(part.count)
@@ -93,15 +97,15 @@ class Ledger:
             # Between the two looks another part may have begun the ledger, and then its files.
             begun = ledger._plan()
             if begun is None and foreign:
+                if not is_at(directory.descriptor, directory.path):
+                    raise FileNotFoundError(directory.path)
                 raise CannotCreate(
                     f"{destination}: {directory.path} is of a conversion by one process, which has not finished",
                     f"run that again without --shard, or begin anew: rm -r {directory.path}",
                 )
-        if begun is None:
-            ledger._begin(record)
-            begun = ledger._plan() or {}
-        ledger._check(begun, record)
-        return ledger
+        is_new = begun is None and ledger._begin(record)
+        ledger._check(begun or ledger._plan() or {}, record)
+        return dataclasses.replace(ledger, is_new=is_new)
 
     def _plan(self) -> dict[str, Any] | None:
         try:
@@ -115,8 +119,8 @@ class Ledger:
         except (ValueError, TypeError):
             raise CannotCreate(f"{self.directory.path}/{PLAN}: malformed", f"begin anew: rm -r {self.directory.path}") from None
 
-    def _begin(self, record: dict[str, Any]) -> None:
-        """Make the ledger, complete, by a rename: of several parts that begin at the same moment one succeeds."""
+    def _begin(self, record: dict[str, Any]) -> bool:
+        """Make the ledger, complete, by a rename: only one part succeeds if several begin at the same moment."""
         name = f"{_BEING_MADE}{secrets.token_hex(8)}"
         descriptor = self.directory.descriptor
         with writing(f"{self.directory.path}/{STATE}"):
@@ -134,6 +138,8 @@ class Ledger:
                 shutil.rmtree(name, ignore_errors=True, dir_fd=descriptor)
                 if self._plan() is None:
                     raise
+                return False
+        return True
 
     def _check(self, begun: Mapping[str, Any], record: Mapping[str, Any]) -> None:
         difference = _difference(begun, record)
@@ -143,12 +149,19 @@ class Ledger:
                 f"start all parts with the same command; to begin anew: rm -r {self.directory.path}",
             )
 
+    def tidy(self) -> None:
+        """Delete the ledgers that killed parts have left half-made."""
+        with os.scandir(self.directory.descriptor) as entries:
+            names = [entry.name for entry in entries if entry.name.startswith(_BEING_MADE)]
+        for name in names:
+            shutil.rmtree(name, ignore_errors=True, dir_fd=self.directory.descriptor)
+
     def journal(self, index: int) -> str:
         """The name of the journal of a part, relative to the directory."""
         return f"{STATE}/{index:05d}.journal"
 
     def intervals(self, index: int) -> str:
-        """The name of the file with what a part has read of the ranges that several parts read."""
+        """The name of the file with a part's reads in the ranges that several parts read."""
         return f"{STATE}/{index:05d}.intervals"
 
     @contextlib.contextmanager
@@ -185,6 +198,22 @@ class Ledger:
 
     def lines(self, descriptor: int) -> list[Line]:
         return _parsed(os.pread(descriptor, self.part.count * LINE_BYTES, 0), self.part.count)
+
+
+def remove_abandoned(destination: str) -> None:
+    """Delete what parts have left that began after the result was published, if none of them runs."""
+    partial = partial_path(destination.rstrip("/"))
+    with contextlib.suppress(OSError), contextlib.ExitStack() as stack:
+        names = os.listdir(partial)
+        if STATE not in names and any(not name.startswith(_BEING_MADE) for name in names):
+            return
+        for place in (*glob.glob(f"{glob.escape(partial)}/{STATE}/ledger"), *glob.glob(f"{glob.escape(partial)}/{STATE}/*.lock")):
+            descriptor = os.open(place, os.O_RDWR | os.O_NOFOLLOW)
+            stack.callback(os.close, descriptor)
+            # Without locks, nobody can tell: then it stays.
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if ownership.belongs_to_other(os.lstat(partial), os.path.dirname(partial)) is None:
+            shutil.rmtree(partial)
 
 
 def pending(destination: str) -> list[str]:

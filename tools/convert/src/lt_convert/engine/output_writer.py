@@ -116,7 +116,7 @@ def _check_no_parts(directory: PartialDirectory, destination: str) -> None:
 
 
 def write_pending(by_file: Sequence[Sequence[Pending]], journal: Journal, destination: str, total: int, source: Reader) -> None:
-    """Write the segments of each file that are not in the journal, and record them there. `total` is for messages."""
+    """Write the segments that are not in the journal, and record them there. `total` is for messages."""
     done_bytes = sum(piece.length for piece in journal.finished.values())
     segment_bytes = sum(size_of(segment) for entries in by_file for _, _, segment, _ in entries)
     if journal.finished:
@@ -144,7 +144,7 @@ def write_small_files(
     pieces: dict[tuple[str, int], Piece],
     finish: Callable[[Checksums], bytes],
 ) -> None:
-    """Write the files that make the directory a checkpoint, after all tensors, and last the record of all `pieces`."""
+    """Write the files that make the directory a checkpoint, after all tensors, and last the record with the `pieces`."""
     for output in outputs:
         if not output.has_tensors:
             content = small_content(output, pieces.values())
@@ -244,7 +244,7 @@ class _Workers:
                 position += len(data)
             same = digest.hexdigest() == piece.sha256
             if not same:
-                # NFS sends a changed page whole if it is in the cache, and its other bytes may be of another part since.
+                # NFS sends a changed page whole if it is in the cache, and another part may have changed its other bytes since.
                 os.posix_fadvise(descriptor, piece.offset, piece.length, os.POSIX_FADV_DONTNEED)
         finally:
             os.close(descriptor)

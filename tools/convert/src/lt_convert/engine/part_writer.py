@@ -5,6 +5,7 @@ its own. The part that finishes last, by the `ledger`, joins the journals, hashe
 files without tensors and the record, and renames the directory. If it is killed in between, it publishes when it is repeated.
 """
 
+import contextlib
 import hashlib
 import json
 import os
@@ -36,10 +37,12 @@ def write_part(
     replace: bool,
     finish: Callable[[Checksums], bytes],
     source: Reader,
+    is_published: Callable[[], bool],
 ) -> bool:
     """Write a part of `outputs`; return whether it was the last, so that the result is at `destination`.
 
-    A killed part with the same terms is resumed. `finish` is as for `write_outputs`.
+    A killed part with the same terms is resumed. `finish` is as for `write_outputs`. `is_published` tells whether the other parts
+    have published the result since this part was planned.
 
     Raises: CannotCreate for an occupied destination and for parts that began with other terms, TryAgain if another process writes
     this part, IoFailure for a full or broken disk, BadData for damaged sources.
@@ -51,17 +54,25 @@ def write_part(
         reason = reason_for_distrust(directory)
         if reason is not None:
             raise CannotCreate(f"{destination}: {directory.path}/{reason}", f"begin anew: rm -r {directory.path}")
-        ledger = Ledger.open(directory, part, terms, destination)
-        with ledger.held():
-            with ledger.locked() as descriptor:
-                _check_in_place(directory, destination)
-                has_finished = ledger.lines(descriptor)[part.index].state == FINISHED
-                if not has_finished:
+        try:
+            ledger = Ledger.open(directory, part, terms, destination)
+        except FileNotFoundError:
+            return _published_meanwhile(is_published, directory, destination)
+        if ledger.is_new and is_published():
+            shutil.rmtree(directory.path, ignore_errors=True)
+            return True
+        with contextlib.ExitStack() as stack:
+            try:
+                with ledger.locked() as descriptor:
+                    _check_in_place(directory)
+                    # Nobody publishes while this part is noted as started, also if it had finished before.
+                    stack.enter_context(ledger.held())
                     ledger.note(descriptor, STARTED)
+            except FileNotFoundError:
+                return _published_meanwhile(is_published, directory, destination)
             journal = Journal.open_beside_others(directory, terms.identity, ledger.journal(part.index))
-            _write_entries(division, part, journal, destination, source, ledger, has_finished)
+            _write_entries(division, part, journal, destination, source, ledger)
             with ledger.locked() as descriptor:
-                _check_in_place(directory, destination)
                 ledger.note(descriptor, FINISHED)
                 unfinished = describe(ledger.lines(descriptor))
                 if unfinished:
@@ -70,6 +81,7 @@ def write_part(
                 pieces = _joined(outputs, division, directory, ledger, terms.identity)
                 source.join(_read_intervals(directory, ledger))
                 write_small_files(directory, outputs, pieces, finish)
+                ledger.tidy()
                 if replace:
                     check_replaceable(destination)
                 shared_directory.publish_shared(directory, destination, replace)
@@ -78,9 +90,16 @@ def write_part(
     return True
 
 
-def _check_in_place(directory: PartialDirectory, destination: str) -> None:
+def _check_in_place(directory: PartialDirectory) -> None:
+    """Raise FileNotFoundError if the directory was published, or removed."""
     if shared_directory.is_published(directory):
-        raise TryAgain(f"{destination}: another process has published or removed {directory.path}", "run the command again")
+        raise FileNotFoundError(directory.path)
+
+
+def _published_meanwhile(is_published: Callable[[], bool], directory: PartialDirectory, destination: str) -> bool:
+    if is_published():
+        return True
+    raise TryAgain(f"{destination}: {directory.path} was removed", "run the command again")
 
 
 def _write_entries(
@@ -90,7 +109,6 @@ def _write_entries(
     destination: str,
     source: Reader,
     ledger: Ledger,
-    has_finished: bool,
 ) -> None:
     entries, directory = division[part.index], journal.directory
     total = sum(size_of(entry.segment) for entry in entries)
@@ -105,17 +123,27 @@ def _write_entries(
             piece = None
         by_file.setdefault(entry.name, []).append((entry.name, entry.offset, entry.segment, piece))
     write_pending(list(by_file.values()), journal, destination, total, source)
-    if has_finished:
-        # The source was checked when the part finished.
+    name = ledger.intervals(part.index)
+    if _exists(directory, name):
+        # An earlier process has written this part to its end, and has checked the source.
         return
     other_entries = [entry for number, others in enumerate(division) if number != part.index for entry in others]
     read = source.finish(_views(entries), _views(other_entries), (part.index, part.count))
-    name = ledger.intervals(part.index)
-    with writing(f"{directory.path}/{name}"), open(directory.open(name, os.O_WRONLY | os.O_CREAT), "wb") as file:
-        file.truncate()
-        file.write(json.dumps(read).encode())
-        file.flush()
-        os.fsync(file.fileno())
+    with writing(f"{directory.path}/{name}"):
+        with open(directory.open(f"{name}.new", os.O_WRONLY | os.O_CREAT), "wb") as file:
+            file.truncate()
+            file.write(json.dumps(read).encode())
+            file.flush()
+            os.fsync(file.fileno())
+        os.rename(f"{name}.new", name, src_dir_fd=directory.descriptor, dst_dir_fd=directory.descriptor)
+
+
+def _exists(directory: PartialDirectory, name: str) -> bool:
+    try:
+        os.stat(name, dir_fd=directory.descriptor, follow_symlinks=False)
+    except FileNotFoundError:
+        return False
+    return True
 
 
 def _views(entries: Sequence[Entry]) -> list[tuple[str, int, int]]:
@@ -137,7 +165,7 @@ def _joined(
     ledger: Ledger,
     identity: str,
 ) -> Pieces:
-    """Join the pieces of all parts. The tensors that a cut has divided are read again, for a checksum of the whole tensor."""
+    """Join the journals. The tensors that a cut has divided are read again, for a checksum of the whole tensor."""
     written: Pieces = {}
     for number, entries in enumerate(division):
         pieces = read_pieces(directory, ledger.journal(number), identity) or {}

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from lt_convert.engine import occupancy, part_writer
+from lt_convert.engine import ledger, occupancy, part_writer
 from lt_convert.engine.journal import JOURNAL
 from lt_convert.engine.ledger import STATE, Terms
 from lt_convert.engine.output_writer import write_outputs
@@ -95,15 +95,22 @@ class Result:
         loss: float | None,
         tokenizer_file: str | None,
         part: Slice,
+        before: tuple[int, int] | None,
     ) -> Checkpoint | None:
         """Write a part of the planned files, and after the last part the record of their sources. Raises as the writer of parts.
 
-        Returns the checkpoint, or None while other parts have not finished.
+        `before` is the identity of the destination at the start. Returns the checkpoint, or None while other parts have not
+        finished.
         """
         source = hashlib.sha256(json.dumps(self.fingerprint).encode()).hexdigest()
         terms = Terms(version_of("lt-convert"), dict(self.options), source, self._identity(plan))
         finish = self._finish(iteration, loss, tokenizer_file)
-        if not part_writer.write_part(plan.files, self.destination, part, terms, self.force, finish, reader):
+
+        def is_published() -> bool:
+            record = ConversionRecord.read(self.destination) if identity_of(self.destination) != before else None
+            return record is not None and record.is_up_to_date(dict(self.options), self.fingerprint, self.destination)
+
+        if not part_writer.write_part(plan.files, self.destination, part, terms, self.force, finish, reader, is_published):
             return None
         return self.checkpoint([file.name for file in plan.files], iteration, loss)
 
@@ -131,6 +138,15 @@ class Result:
         return Checkpoint(absolute(self.destination), self.to, iteration, loss)
 
 
+def identity_of(directory: str) -> tuple[int, int] | None:
+    """Return the device and inode of a directory, None if it is missing: another one is there after a publication."""
+    try:
+        status = os.lstat(directory)
+    except FileNotFoundError:
+        return None
+    return status.st_dev, status.st_ino
+
+
 def check_destination(destination: str, source: str) -> None:
     """Raises UsageError for a destination that contains the source or the working directory, which would be deleted."""
     if f"{source}/".startswith(f"{destination}/"):
@@ -156,7 +172,7 @@ def fingerprint(directory: str, source_format: str, destination: str) -> Fingerp
 
 
 def _remove_leftovers(destination: str) -> None:
-    """Delete what a run leaves when it is killed in its last deletions: the journal, and the result that was replaced.
+    """Delete the remains of a run that was killed in its last deletions: the journal, and the result that was replaced.
 
     While a partial result is there, the replaced one stays: the process may be about to put it back.
     """
@@ -168,6 +184,7 @@ def _remove_leftovers(destination: str) -> None:
     # Where the result belongs to root and cannot be changed, there is nothing to tidy.
     with contextlib.suppress(OSError):
         shutil.rmtree(path / STATE, ignore_errors=True)
+        ledger.remove_abandoned(destination)
         storage.remove(path / JOURNAL)
     replaced = path.parent / f".{path.name}.replaced"
     with contextlib.suppress(OSError):

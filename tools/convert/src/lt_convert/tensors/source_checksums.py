@@ -180,7 +180,7 @@ class SourceChecksums(Reader):
         ]
 
     def join(self, intervals: Iterable[Interval]) -> None:
-        """Check the ranges that several processes have read; the bytes that none of them has read are read now."""
+        """Check the ranges that several processes have read; the bytes that no process has read are read now."""
         by_range: dict[int, tuple[str, Range, list[tuple[int, int, int]]]] = {}
         for path, begin, end, checksum in intervals:
             for one in self._overlapping(path, begin, max(end, begin + 1)):
@@ -194,7 +194,7 @@ class SourceChecksums(Reader):
         self._check_ends([(path, one) for path, one, _ in by_range.values()])
 
     def _check_ends(self, pending: Sequence[tuple[str, Range]]) -> None:
-        """Read the remaining bytes of these ranges, and compare each range with its record."""
+        """Read the remaining bytes in these ranges, and compare every range with its record."""
         with Files() as files:
             for number, (path, one) in enumerate(pending):
                 if number % PREFETCHED_RANGES == 0:

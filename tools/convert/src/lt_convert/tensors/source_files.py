@@ -59,7 +59,7 @@ class Reader:
     ) -> list[Interval]:
         """End the reading; the output was made from these views, and by other processes from `other_views`.
 
-        `share` is the number of this process among how many. Returns what was read of the ranges that several processes read.
+        `share` is the number of this process among how many. Returns the reads in ranges that several processes read.
         """
         return []
 
