@@ -169,8 +169,8 @@ def error(source: Path, tmp_path: Path) -> ToolError:
     ("names", "message"),
     [
         (["pytorch_model.bin"], r"config\.json: missing beside pytorch_model\.bin"),
-        (["params.json", "consolidated.00.pth", "tokenizer.model"], "Meta's original"),
-        (["params.json", "consolidated.safetensors", "tekken.json"], "Mistral's original"),
+        (["consolidated.00.pth", "tokenizer.model"], "of Meta or Mistral without params"),
+        (["consolidated.safetensors", "tekken.json"], "of Meta or Mistral without params"),
         (["adapter_config.json", "adapter_model.safetensors"], "LoRA adapter without its model"),
         (["model-Q4_K_M.gguf"], "GGUF"),
         (["config.json", "model.onnx"], "ONNX"),

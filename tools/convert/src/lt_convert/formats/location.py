@@ -23,10 +23,8 @@ _FROM_TORCH = "write safetensors with transformers: AutoModelForCausalLM.from_pr
 _UNREAD_FORMATS: Sequence[tuple[str, str, str]] = (
     (r"adapter_config\.json|adapter_model\.(safetensors|bin)", "a LoRA adapter without its model",
      "merge it into its base: lt-convert merge BASE --adapter DIR --to hf -o NEW"),
-    (r"consolidated\.\d+\.pth", "Meta's original Llama weights, which are not read",
-     "use the repository's safetensors, or convert it with transformers' convert_llama_weights_to_hf.py"),
-    (r"consolidated(-\d+-of-\d+)?\.safetensors(\.index\.json)?", "Mistral's original weights, which are not read",
-     "use the model-*.safetensors and config.json of the same repository, or transformers' convert_mistral_weights_to_hf.py"),
+    (r"consolidated(\.\d+\.pth|(-\d+-of-\d+)?\.safetensors(\.index\.json)?)", "weights of Meta or Mistral without params.json",
+     "put the params.json of the same repository beside it"),
     (r".*\.gguf", "a GGUF file of llama.cpp, which is not read",
      "AutoModelForCausalLM.from_pretrained(DIR, gguf_file=FILE).save_pretrained(NEW) dequantizes it; better use the original"),
     (r".*\.onnx(_data)?", "an ONNX graph, which is not read", "use the model that it was exported from"),

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from lt_convert.containers import torch_files
 from lt_convert.formats.directories import listing
 from lt_convert.formats.huggingface import openai_original, safetensors_files
-from lt_convert.formats.huggingface.safetensors_files import INDEX, SINGLE, SLICE
+from lt_convert.formats.huggingface.safetensors_files import SINGLE, SLICE
 from lt_convert.tensors.source_files import INCOMPLETE, Files
 from lt_convert.tensors.tensor import Tensor
 from lt_shared.console import BadData
@@ -42,8 +42,11 @@ class _Kind:
 
 
 _SAFETENSORS, _TORCH = _Kind("model", "safetensors"), _Kind("pytorch_model", "bin")
+# Mistral's own files, which transformers does not read (`consolidated`).
+CONSOLIDATED = _Kind("consolidated", "safetensors")
 _KINDS = (_SAFETENSORS, _TORCH)
-_NUMBERED = re.compile("|".join(re.sub(r"\?P<(variant|later|number|count)>", "", kind.numbered.pattern) for kind in _KINDS))
+_ALL = (*_KINDS, CONSOLIDATED)
+_NUMBERED = re.compile("|".join(re.sub(r"\?P<(variant|later|number|count)>", "", kind.numbered.pattern) for kind in _ALL))
 
 
 def weight_files(names: Sequence[str]) -> list[str]:
@@ -54,19 +57,19 @@ def weight_files(names: Sequence[str]) -> list[str]:
     """
     for kind in _KINDS:
         slices = sorted(name for name in names if SLICE.fullmatch(name)) if kind is _SAFETENSORS else []
-        chosen = _of_variant(names, kind, "", before_numbered=slices)
+        chosen = of_variant(names, kind, "", before_numbered=slices)
         if chosen:
             return chosen
     for kind in _KINDS:
         of_kind = variants(names, kind)
         if len(of_kind) == 1:
-            return _of_variant(names, kind, of_kind[0])
+            return of_variant(names, kind, of_kind[0])
         if of_kind:
             return []
     return openai_original.shards(names)
 
 
-def _of_variant(names: Sequence[str], kind: _Kind, variant: str, before_numbered: Sequence[str] = ()) -> list[str]:
+def of_variant(names: Sequence[str], kind: _Kind, variant: str, before_numbered: Sequence[str] = ()) -> list[str]:
     """The index of a variant ("" for none), or else its single file, `before_numbered`, or its numbered files."""
     for pattern in (kind.index, kind.single):
         whole = [name for name in names if (match := pattern.fullmatch(name)) and (match["variant"] or "") == variant]
@@ -91,7 +94,14 @@ def read_model(directory: str, files: Files) -> dict[str, Tensor]:
     Raises BadData for a missing or damaged file.
     """
     names = listing(directory)
-    stored = weight_files(names)
+    return read_files(directory, weight_files(names), names, files)
+
+
+def read_files(directory: str, stored: Sequence[str], names: Sequence[str], files: Files) -> dict[str, Tensor]:
+    """All tensors of the files `stored`, an index or the files themselves; `names` are those in the directory.
+
+    Raises BadData for a missing or damaged file.
+    """
     if stored and SLICE.fullmatch(stored[0]):
         return safetensors_files.joined_slices(directory, stored, files)
     if stored and _NUMBERED.fullmatch(stored[0]):
@@ -101,7 +111,7 @@ def read_model(directory: str, files: Files) -> dict[str, Tensor]:
     index = f"{directory}/{stored[0]}"
     weight_map = _weight_map(index, files)
     shards = sorted(set(weight_map.values()))
-    single = {INDEX: SINGLE, "pytorch_model.bin.index.json": "pytorch_model.bin"}.get(stored[0], "")
+    single = stored[0].removesuffix(".index.json") if stored[0].endswith(".index.json") else ""
     if single in names and shards != [single]:
         raise BadData(
             f"{directory}: has a {single} and a {stored[0]} of other files, which may be two models",
@@ -137,7 +147,7 @@ def _ending(index: str) -> str:
 
 def _check_all_numbered(directory: str, stored: Sequence[str]) -> None:
     """Raises BadData where files without an index are not all there, or are of two models."""
-    kind = next(kind for kind in _KINDS if kind.numbered.fullmatch(stored[0]))
+    kind = next(kind for kind in _ALL if kind.numbered.fullmatch(stored[0]))
     matches = [match for name in stored if (match := kind.numbered.fullmatch(name))]
     counts = {int(match["count"]) for match in matches}
     missing = sorted(set(range(1, max(counts) + 1)) - {int(match["number"]) for match in matches})
