@@ -136,6 +136,29 @@ def loads(data: bytes, origin: str) -> Any:
         raise BadData(f"{origin}: not a readable pickle: {error}") from None
 
 
+def load_next(data: bytes, begin: int, origin: str) -> tuple[Any, list[Any], int]:
+    """Unpickle the pickle at byte `begin` of `data`, which other bytes may follow.
+
+    Returns the object, the identifiers of the storages that it names, and the offset of the byte after the pickle. Raises BadData
+    as `loads`.
+    """
+    identifiers: list[Any] = []
+
+    class Collecting(_Unpickler):
+        def persistent_load(self, identifier: Any) -> Any:
+            identifiers.append(identifier)
+            return identifier
+
+    stream = io.BytesIO(data[begin:])
+    try:
+        bounds.check(stream.getvalue())
+        with memory.garbage_collection_paused():
+            loaded = Collecting(stream).load()
+    except _MALFORMED as error:
+        raise BadData(f"{origin}: not a readable pickle: {error}") from None
+    return loaded, identifiers, begin + stream.tell()
+
+
 class _PlainUnpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         raise pickle.UnpicklingError(f"it refers to {module}.{name}")

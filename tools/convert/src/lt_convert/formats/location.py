@@ -9,6 +9,7 @@ from lt_convert.containers.dcp import METADATA
 from lt_convert.formats import FORMATS, MEGATRON_FSDP, TORCHTITAN
 from lt_convert.formats.checkpoint import Source
 from lt_convert.formats.directories import TORCHTITAN_STEP, listing, normalized
+from lt_convert.formats.huggingface import stored_weights
 from lt_convert.formats.megatron import fsdp, train_state
 from lt_convert.tensors.source_files import INCOMPLETE, Files
 from lt_shared.console import BadData, NoInput, warn
@@ -17,17 +18,13 @@ from lt_shared.contracts.manifest import Checkpoint, Dataset
 from lt_shared.files import ownership, storage
 
 _DEEPSPEED = re.compile(r"global_step\d+|layer_\d+-model_\d+-model_states\.pt|mp_rank_\d+_model_states\.pt")
-# Formats that are not read: a pattern of their file names, what they are, and how to make a checkpoint that is read.
+# Formats that are not read: a pattern of their file names, their description, and how to make a readable checkpoint.
 _FROM_TORCH = "write safetensors with transformers: AutoModelForCausalLM.from_pretrained(DIR, dtype='auto').save_pretrained(NEW)"
-_VARIANT = r"model\.[A-Za-z0-9_]+\.safetensors|model\.safetensors\.index\.[A-Za-z0-9_]+\.json"
 _UNREAD_FORMATS: Sequence[tuple[str, str, str]] = (
     (r"adapter_config\.json|adapter_model\.(safetensors|bin)", "a LoRA adapter without its model",
      "merge it into its base: lt-convert merge BASE --adapter DIR --to hf -o NEW"),
-    (r"pytorch_model.*\.bin(\.index.*\.json)?", "PyTorch weights (pickles), which are not read", _FROM_TORCH),
-    (r"consolidated\.\d+\.pth", "Meta's original Llama weights, which are not read",
-     "use the repository's safetensors, or convert it with transformers' convert_llama_weights_to_hf.py"),
-    (r"consolidated(-\d+-of-\d+)?\.safetensors(\.index\.json)?", "Mistral's original weights, which are not read",
-     "use the model-*.safetensors and config.json of the same repository, or transformers' convert_mistral_weights_to_hf.py"),
+    (r"consolidated(\.\d+\.pth|(-\d+-of-\d+)?\.safetensors(\.index\.json)?)", "weights of Meta or Mistral without params.json",
+     "put the params.json of the same repository beside it"),
     (r".*\.gguf", "a GGUF file of llama.cpp, which is not read",
      "AutoModelForCausalLM.from_pretrained(DIR, gguf_file=FILE).save_pretrained(NEW) dequantizes it; better use the original"),
     (r".*\.onnx(_data)?", "an ONNX graph, which is not read", "use the model that it was exported from"),
@@ -161,9 +158,12 @@ def _newest_step(path: str, steps: list[tuple[int, str]]) -> str:
 
 def _error_for_unread_format(path: str, names: Sequence[str]) -> BadData | None:
     """An error that names the first kind of known, unread files among `names` in the directory `path`; None for none."""
-    variants = sorted(file_name for file_name in names if re.fullmatch(_VARIANT, file_name))
+    variants = stored_weights.variants(names)
     if len(variants) > 1:
         return BadData(f"{path}: several variants of the model: {', '.join(variants)}", "keep the files of one of them")
+    weights = stored_weights.weight_files(names)
+    if weights:
+        return BadData(f"{path}/config.json: missing beside {weights[0]}", "put the config.json of the model there")
     for pattern, kind, remedy in _UNREAD_FORMATS:
         examples = sorted(file_name for file_name in names if re.fullmatch(pattern, file_name))
         if examples:
