@@ -19,7 +19,8 @@ from lt_monitor.logs import log_files, time_zone
 from lt_monitor.logs.deduplication import Deduplicator
 from lt_monitor.logs.parsed_block import ParsedBlock
 from lt_monitor.logs.time_zone import TimeZoneCorrection
-from lt_monitor.runs.run_state import MAXIMUM_RUNS, RunState
+from lt_monitor.runs.run_state import RunState
+from lt_monitor.runs.state_lookup import MAXIMUM_RUNS
 from lt_shared.console import UsageError, note, warn
 from lt_shared.files import storage
 

@@ -16,7 +16,8 @@ from lt_monitor.logs import log_files
 from lt_monitor.runs import time_accounting
 from lt_monitor.runs.fault_costs import FaultCosts
 from lt_monitor.runs.run_loader import Job, checkpoint_directory, jobs_of_one_run
-from lt_monitor.runs.run_state import RunState, positive, state_for
+from lt_monitor.runs.run_state import RunState, positive
+from lt_monitor.runs.state_lookup import state_for
 from lt_monitor.runs.time_accounting import Account
 from lt_shared.console import BadData, warn
 
