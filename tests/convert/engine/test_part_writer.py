@@ -1,6 +1,7 @@
 """Parts of a plan, written by several processes: one result, published once, and refusals that name their reason."""
 
 import errno
+import fcntl
 import json
 import os
 import random
@@ -109,6 +110,23 @@ def test_parts_that_are_missing_are_named(values: Path, tmp_path: Path, capsys: 
     assert "part 1 of 4 has finished; not finished: part 0 of 4 (never begun), part 2 of 4" in capsys.readouterr().err
     assert [text[:11] for text in ledger.pending(str(tmp_path / "out"))] == ["part 0 of 4", "part 2 of 4", "part 3 of 4"]
     assert ledger.pending(str(tmp_path / "other")) == []
+
+
+def test_of_many_parts_the_first_are_named(values: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write(plan(values), tmp_path / "out", 0, 100)
+    assert capsys.readouterr().err.rstrip().endswith("part 8 of 100 (never begun) and 91 more")
+
+
+@pytest.mark.parametrize("with_options", [True, False])
+def test_abandoned_parts_are_removed(with_options: bool, values: Path, tmp_path: Path) -> None:
+    """They began after the publication; parts with other options may go on."""
+    write(plan(values), tmp_path / "out", 0, 2)
+    with (tmp_path / ".out.partial/.lt-convert.parts/00000.lock").open("r+b") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        ledger.remove_abandoned(str(tmp_path / "out"), TERMS.options)
+    assert (tmp_path / ".out.partial").exists(), "a part runs"
+    ledger.remove_abandoned(str(tmp_path / "out"), TERMS.options if with_options else {"to": "torchtitan"})
+    assert (tmp_path / ".out.partial").exists() != with_options
 
 
 @pytest.mark.parametrize("blocks", [1, 3])
