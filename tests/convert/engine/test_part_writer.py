@@ -20,7 +20,7 @@ from lt_convert.engine.ledger import Terms
 from lt_convert.tensors.checksums import Checksums
 from lt_convert.tensors.output_files import OutputFile
 from lt_convert.tensors.source_files import Reader
-from lt_shared.console import CannotCreate, IoFailure, TryAgain
+from lt_shared.console import BadData, CannotCreate, IoFailure, TryAgain
 from lt_shared.console.shard_option import Slice
 
 TERMS = Terms("1.0", {"dtype": None, "to": "hf"}, "checksum", "identity")
@@ -163,6 +163,22 @@ def test_a_finished_part_writes_again_what_has_changed(values: Path, tmp_path: P
     assert not write(plan(values), tmp_path / "out", 0, 2)
     assert write(plan(values), tmp_path / "out", 1, 2)
     assert content(tmp_path / "out") == one
+
+
+def test_a_cut_tensor_that_has_changed_is_not_published(values: Path, tmp_path: Path) -> None:
+    """The last part hashes the tensors that a cut has divided."""
+    one = of_one_process(values, tmp_path / "one")
+    cut = [OutputFile("a/one.bin", (plan(values, 1)[0].segments[1],)), *plan(values)[2:]]
+    write(cut, tmp_path / "out", 0, 2)
+    path = tmp_path / ".out.partial" / "a" / "one.bin"
+    data = bytearray(path.read_bytes())
+    data[10] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(BadData, match=r"one\.bin: bytes 0 to 20,000 are not as their part has written them"):
+        write(cut, tmp_path / "out", 1, 2)
+    assert not (tmp_path / "out").exists()
+    assert write(cut, tmp_path / "out", 0, 2)
+    assert content(tmp_path / "out")["a/one.bin"] == values.read_bytes() == one["a/one.bin"][4:-4]
 
 
 def test_one_part_twice_at_once(values: Path, tmp_path: Path) -> None:
