@@ -18,7 +18,7 @@ from lt_shared.console import BadData
 from lt_shared.pickles import bounds
 
 INERT_PACKAGES = {
-    "_codecs", "_io", "argparse", "datetime", "enum", "io", "megatron", "numpy", "pathlib", "signal", "torch",
+    "_codecs", "_io", "argparse", "datetime", "enum", "io", "megatron", "numpy", "olmo_core", "pathlib", "signal", "torch",
     "transformer_engine", "types",
 }  # fmt: skip
 
@@ -212,8 +212,8 @@ class _Originals:
     A pickle's state for a class or for an enumeration's member sets attributes in the whole process, and no unpickler refuses it.
     """
 
-    # Python adds these itself.
-    ADDED = ("__annotations__", "__doc__", "__abstractmethods__", "__slotnames__")
+    # Python adds these itself, when it is asked for annotations or copies an object, and adds them again after they were removed.
+    ADDED = ("__annotations__", "__slotnames__")
 
     def __init__(self) -> None:
         self._before: dict[int, tuple[Any, dict[str, Any]]] = {}
@@ -228,9 +228,9 @@ class _Originals:
         for owner, before in self._before.values():
             now = dict(vars(owner))
             setter, deleter = (type.__setattr__, type.__delattr__) if isinstance(owner, type) else (object.__setattr__, delattr)
-            for name in now.keys() - before.keys() - set(self.ADDED):
+            for name in now.keys() - before.keys():
                 deleter(owner, name)
-                changed = True
+                changed |= name not in self.ADDED
             for name, value in before.items():
                 if name not in now or now[name] is not value:
                     setter(owner, name, value)

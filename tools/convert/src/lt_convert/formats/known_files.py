@@ -123,6 +123,16 @@ TORCHTITAN = (
     OF_RUN,
 )
 MEGATRON_FSDP = MEGATRON_DIST
+OLMO_CORE = (
+    KnownFiles(
+        Fate.READ,
+        r"model_and_optim|config\.json|\.metadata\.json",
+        "`model_and_optim/`, `config.json`, `.metadata.json`",
+    ),
+    OF_RUN,
+    KnownFiles(Fate.STATE, r"train", "`train/`"),
+    KnownFiles(Fate.DROPPED, r"data_paths\.txt", "`data_paths.txt`"),
+)
 
 
 def is_carried(name: str) -> bool:

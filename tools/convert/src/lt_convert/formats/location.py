@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from lt_convert import formats
 from lt_convert.containers.dcp import METADATA
-from lt_convert.formats import FORMATS, MEGATRON_FSDP, TORCHTITAN
+from lt_convert.formats import FORMATS, MEGATRON_FSDP, OLMO_CORE, TORCHTITAN, olmo_core
 from lt_convert.formats.checkpoint import Source
-from lt_convert.formats.directories import TORCHTITAN_STEP, listing, normalized
+from lt_convert.formats.directories import STEPS, listing, normalized
 from lt_convert.formats.huggingface import stored_weights
 from lt_convert.formats.megatron import fsdp, train_state
 from lt_convert.tensors.source_files import INCOMPLETE, Files
@@ -74,10 +74,12 @@ def locate(argument: str, files: Files) -> tuple[str, str]:
     if {"weights", "context"} <= set(names):
         path = _weights_of_nemo(path)
         names = listing(path)
-    steps = [(int(match[1]), name) for name in names if (match := TORCHTITAN_STEP.fullmatch(name))]
-    if steps:
+    steps = [(int(match[1]), name) for pattern in STEPS for name in names if (match := pattern.fullmatch(name))]
+    if steps and not olmo_core.recognise(names):
         path = _newest_step(path, steps)
         names = listing(path)
+    if olmo_core.recognise(names):
+        return path, OLMO_CORE.name
     recognised = formats.recognise(names)
     # TorchTitan and Megatron-FSDP have the same files; the names of the tensors tell them apart.
     if recognised == TORCHTITAN.name and METADATA in names and fsdp.is_stored(path, files):
@@ -138,20 +140,24 @@ def _weights_of_nemo(path: str) -> str:
 
 
 def is_finished_step(directory: str) -> bool:
-    """Whether TorchTitan takes a `step-*` directory for a checkpoint: it writes `.metadata` or the index of safetensors last."""
+    """Whether a trainer takes its directory of a step for a checkpoint.
+
+    TorchTitan writes `.metadata` or the index of safetensors last, OLMo-core two files beside the tensors.
+    """
     try:
-        return formats.recognise(listing(directory)) is not None
+        names = listing(directory)
+        return olmo_core.is_finished(names) if olmo_core.recognise(names) else formats.recognise(names) is not None
     except NoInput:
         return False
 
 
 def _newest_step(path: str, steps: list[tuple[int, str]]) -> str:
-    """The newest complete TorchTitan checkpoint of a run. Warns of newer ones that are not complete."""
+    """The newest complete step of TorchTitan or OLMo-core. Warns of newer ones that are not complete."""
     for position, (_, name) in enumerate(ordered := sorted(steps, reverse=True)):
         if is_finished_step(f"{path}/{name}"):
             if position:
                 newer = ", ".join(name for _, name in ordered[:position])
-                warn(f"{path}: {newer}: not complete (no {METADATA}): the newest complete one is {name}")
+                warn(f"{path}: {newer}: not complete: the newest complete one is {name}")
             return f"{path}/{name}"
     raise BadData(f"{path}: none of its {len(steps)} checkpoints is complete", INCOMPLETE)
 
