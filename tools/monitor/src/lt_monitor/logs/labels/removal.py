@@ -23,6 +23,9 @@ SAMPLE_BYTES = 1 << 12
 # After so many bytes without labels, one sample per 128 KiB is examined, but at least two.
 BARE_BYTES = 1 << 20
 BARE_BYTES_PER_SAMPLE = 1 << 17
+# The shapes of labels are examined once in so many bytes, and in small blocks.
+BARE_BYTES_PER_SHAPE = 1 << 24
+SMALL_BYTES = 1 << 14
 MINIMUM_SAMPLES = 2
 MAXIMUM_LAYERS = 6
 
@@ -99,6 +102,7 @@ class LabelRemoval:
         # By layer: the kind of column label of this log, and its names.
         self._columns: dict[str, list[str]] = state.get("columns", {})
         self._bare_bytes = 0
+        self._next_shapes = 0
 
     def to_record(self) -> Record:
         return {"columns": self._columns}
@@ -128,7 +132,7 @@ class LabelRemoval:
         holds_envelopes = (end and envelopes.is_envelope(line[end:]) for line, end in zip(lines, ends, strict=True))
         if any(map(prefixes.is_foreign, kinds)) or (kinds and any(holds_envelopes)):
             return _without_prefixes(block, kinds)
-        return self._without_column(block, runs, ends, depth, kinds) or _without_margin(block, lines, ends, is_bare)
+        return self._without_column(block, runs, ends, depth, kinds) or self._without_margin(block, lines, ends)
 
     def _without_column(
         self, block: bytes, runs: list[list[bytes]], label_ends: list[int], depth: int, native: frozenset[int]
@@ -157,6 +161,21 @@ class LabelRemoval:
             return None
         return Layer(block, text, None, lambda line: columns.read(kind, line))
 
+    def _without_margin(self, block: bytes, lines: list[bytes], label_ends: list[int]) -> Layer | None:
+        """Remove a label that only its shape gives away. In `lines`, the labels that `Line` reads itself end at `label_ends`."""
+        if len(block) > SMALL_BYTES and BARE_BYTES < self._bare_bytes < self._next_shapes:
+            return None
+        self._next_shapes = self._bare_bytes + BARE_BYTES_PER_SHAPE
+        margin = margins.recognise(lines)
+        if margin is None:
+            return None
+        pattern = margin.pattern()
+        matches = ((pattern.match(b"\n" + line), end) for line, end in zip(lines, label_ends, strict=True))
+        if all(match is None or match.end() - 1 <= end for match, end in matches):
+            return None
+        text = pattern.sub(b"\n", b"\n" + block)[1:]
+        return None if text == block else Layer(block, text, None, margin.read)
+
 
 def _without_prefixes(block: bytes, kinds: frozenset[int]) -> Layer:
     framed = b"\n" + block
@@ -165,19 +184,6 @@ def _without_prefixes(block: bytes, kinds: frozenset[int]) -> Layer:
         return _without_parts(block, read)
     text = prefixes.lines_with(kinds).sub(b"\n", framed)[1:]
     return Layer(block, text, None, read, prefixes.names_nobody(kinds))
-
-
-def _without_margin(block: bytes, lines: list[bytes], label_ends: list[int], is_bare: bool) -> Layer | None:
-    """Remove a label that only its shape gives away. In `lines`, the labels that `Line` reads itself end at `label_ends`."""
-    margin = margins.recognise(lines[::SAMPLE_LINES] if is_bare else lines)
-    if margin is None:
-        return None
-    pattern = margin.pattern()
-    matches = ((pattern.match(b"\n" + line), end) for line, end in zip(lines, label_ends, strict=True))
-    if all(match is None or match.end() - 1 <= end for match, end in matches):
-        return None
-    text = pattern.sub(b"\n", b"\n" + block)[1:]
-    return None if text == block else Layer(block, text, None, margin.read)
 
 
 def _without_parts(block: bytes, read: Callable[[bytes], Record]) -> Layer:
