@@ -84,7 +84,7 @@ _WANDB_SETUP = regex(rb"^wandb\.(?:\w{1,30}\.){0,4}(?:UsageError|AuthenticationE
 _CERTIFICATE = regex(rb"CERTIFICATE_VERIFY_FAILED|certificate verify failed")
 _NAN = regex(
     rb"loss scale already at minimum|Minimum loss scale reached|loss is (?:nan|inf)\b|Loss is (?:nan|inf)\b"
-    rb"|contains? NaN|is NaN\b"
+    rb"|contains? NaN|is NaN\b|[Ll]oss became (?:infinite|NaN|nan)|NaN loss during training"
 )
 _WANDB = regex(rb"\bwandb\b|api\.wandb\.ai")
 _ARGUMENTS = regex(
@@ -203,6 +203,8 @@ def raised(line: Line, name: bytes, begin: int, message: int | None = None) -> R
     is_refused = _CERTIFICATE.search(line.text, begin) is not None
     if is_refused or _CONFIGURATION.match(name.rpartition(b".")[2]) is not None:
         return fault(line, "configuration", "root", "critical", message, exception=class_name)
+    if name.endswith(b"FloatingPointError") or _NAN.search(line.text, begin) is not None:
+        return fault(line, "nan", "root", "critical", message, exception=class_name)
     if _OF_NETWORK.search(name) is not None or _NETWORK.search(line.text, begin) is not None:
         return fault(line, "network", "root", "critical", message, exception=class_name)
     is_gone = _GONE.search(line.text, begin) is not None
