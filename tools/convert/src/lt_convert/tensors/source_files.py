@@ -26,6 +26,12 @@ CACHED_BLOCKS = 4096
 BLOCKS_PER_REQUEST = 64
 
 
+Extent = tuple[str, int, int]
+"""A path, the first byte, and the byte after the last."""
+Interval = tuple[str, int, int, int]
+"""An extent that was read, and its CRC-32."""
+
+
 class Reader:
     """Receives every read with its file; the one in `source_checksums` checks the bytes. Each method may raise BadData."""
 
@@ -45,11 +51,20 @@ class Reader:
     def expect(self, path: str, offset: int, size_bytes: int, crc32: int, name: str) -> None:
         """The file itself says that these bytes have this CRC-32."""
 
-    def planned(self, views: Iterable[tuple[str, int, int]], files: "Files") -> None:
-        """These (path, first byte, byte after the last) are what will be read; `files` has what surrounds them at hand."""
+    def planned(self, views: Iterable[Extent], files: "Files", other_views: Iterable[Extent] = ()) -> None:
+        """These views will be read here, and `other_views` by other processes; `files` has the bytes around them at hand."""
 
-    def finish(self, views: Iterable[tuple[str, int, int]]) -> None:
-        """End the reading; the output was made from these ranges (path, first byte, byte after the last)."""
+    def finish(
+        self, views: Iterable[Extent], other_views: Iterable[Extent] = (), share: tuple[int, int] = (0, 1)
+    ) -> list[Interval]:
+        """End the reading; the output was made from these views, and by other processes from `other_views`.
+
+        `share` is the number of this process among how many. Returns the reads in ranges that several processes read.
+        """
+        return []
+
+    def join(self, intervals: Iterable[Interval]) -> None:
+        """Check the ranges that several processes have read, from what their `finish` has returned."""
 
 
 class Files:

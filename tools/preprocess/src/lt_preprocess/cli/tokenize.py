@@ -216,6 +216,6 @@ def _say_what_is_added(run_plan: "Plan") -> None:
 def _slice(shard: str | None) -> Any:
     if shard is None:
         return None
-    from lt_preprocess.readers import sharding
+    from lt_shared.console import shard_option
 
-    return sharding.parse_shard(shard)
+    return shard_option.parse_shard(shard)

@@ -49,6 +49,19 @@ _STATE = re.compile(r"(optimizer|lr_scheduler|dataloader|train_state)(\.|$).*")
 _OTHER_BACKEND = re.compile(r"model_\d+\.pt")
 # Checkpoints before 0.3 have wq, wk and wv in `attention` itself, and experts in `moe`.
 _BIAS = re.compile(r".*\.moe\.expert_bias(_E)?")
+# Other programs that write DCP checkpoints, by the names of their tensors, with the remedy.
+_OTHER_PROGRAMS = (
+    (
+        re.compile(r"(model\.)?blocks\.\d+\.attention\.(w_q|w_qkv|w_out)\.weight"),
+        "the tensors of OLMo-core, without its settings",
+        "name the directory above, which has config.json and model_and_optim",
+    ),
+    (
+        re.compile(r"(\w+\.)*(embed_tokens|wte|word_embeddings|embed_in)\.weight"),
+        "weights in shards under transformers' names, as Accelerate and FSDP save them (SHARDED_STATE_DICT), which are not read",
+        "join them: accelerate merge-weights DIR NEW, and put the model's config.json into NEW",
+    ),
+)
 _SINCE_2026 = re.compile(r".*\.(qkv_linear|routed_experts)\..*")
 
 
@@ -70,7 +83,7 @@ def open_source(directory: str, files: Files) -> Source:
     contents = dcp.read(directory, files)
     tensors = model_tensors(contents)
     if EMBEDDING not in tensors:
-        raise BadData(f"{directory}: has no {EMBEDDING}: not a checkpoint of one of TorchTitan's language models")
+        raise _foreign(directory, contents)
     saved = _record(directory, names, files)
     architecture = saved.architecture if saved else _configuration(directory, tensors, files)
     padding = {key: contents.tensor(key) for key in contents.entries if key.startswith(PADDING) and ".state." not in key}
@@ -99,6 +112,14 @@ def open_source(directory: str, files: Files) -> Source:
         left_out=tuple(key for key in (*contents.entries, *contents.objects) if _STATE.fullmatch(key) and key != STEP),
         details={"files": len({location.file for location in contents.locations.values()})},
     )
+
+
+def _foreign(directory: str, contents: Contents) -> BadData:
+    """The error for a checkpoint of another program, which is named by the names of its tensors."""
+    for pattern, program, remedy in _OTHER_PROGRAMS:
+        if any(pattern.fullmatch(key) for key in contents.entries):
+            return BadData(f"{directory}: {program}", remedy)
+    return BadData(f"{directory}: has no {EMBEDDING}: not a checkpoint of one of TorchTitan's language models")
 
 
 def model_tensors(contents: Contents) -> dict[str, Tensor]:
