@@ -103,8 +103,8 @@ def merge(
     A `method` of mergekit merges models by its name, "slerp" or "ties" for instance, with the model before fine-tuning as `base`
     and with `parameters`: numbers, lists (gradients over the layers) or filters, as in mergekit's files. With `tokenizer_source`
     ("union", "base" or a model) vocabularies may differ. `adapters` are LoRA adapters of PEFT for the only source. `config` is a
-    file of mergekit, for which `sources` is empty. `seed` is for random masks. `ema` merges the averages that lt-train
-    --ema-decay keeps.
+    file of mergekit and replaces `sources`, which are empty then. `seed` is for random masks. `ema` merges the averages that
+    lt-train --ema-decay keeps.
 
     Returns the checkpoint at `dst` with the iteration of the newest source, or of the base. Like `convert`, `merge` resumes an
     interrupted call, and changes nothing if `dst` is up to date.

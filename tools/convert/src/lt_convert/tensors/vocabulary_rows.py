@@ -1,7 +1,7 @@
 """Embeddings of several models in one vocabulary: each row is a token's, taken from the row that a model has for this token.
 
-A model that lacks a token takes the row of another model, zeros, or the average of the models that have it; `padding` rows at the
-end have the mean of all others. Rows are gathered while the merged tensor is written, so the tensors are not in memory.
+A model that lacks a token takes another model's row, zeros, or an average of models; `padding` rows at the end have the mean of
+the other rows. Rows are gathered while the merged tensor is written, so the tensors are not in memory.
 """
 
 import dataclasses
@@ -18,7 +18,7 @@ from lt_convert.tensors.tensor import Tensor
 
 # Values in a window. Neighbouring tokens mostly have neighbouring rows, so a larger window needs fewer reads.
 ALIGNED_WINDOW = 1 << 18
-# Instead of the number of a model: a row of zeros, and the average of the rows in `averages`.
+# Instead of the number of a model: a row of zeros, and an average over the rows in `averages`.
 ZEROS, AVERAGE = -1, -2
 # Rows of an embedding that are read at once for the mean.
 MEAN_ROWS = 1024
@@ -26,7 +26,7 @@ MEAN_ROWS = 1024
 
 @dataclasses.dataclass(frozen=True)
 class Rows:
-    """The rows of one model in the new vocabulary, without padding: row i is row `rows[i]` of model `models[i]`.
+    """The rows of a model in the new vocabulary, without padding: row i is model `models[i]`'s row `rows[i]`.
 
     `averages` has the (model, row) pairs of every AVERAGE row. Arrays have the shape [tokens]. `tensors` maps the number of a
     model to its embedding.
@@ -41,7 +41,7 @@ class Rows:
         width = next(iter(tensors.values())).shape[1]
         models, rows = self.models[first:end], self.rows[first:end]
         result: Values = numpy.zeros((end - first, width), numpy.float32)
-        # A run of neighbouring rows of one model is one read.
+        # A run of a model's neighbouring rows is one read.
         breaks = numpy.flatnonzero((numpy.diff(models) != 0) | (numpy.diff(rows) != 1)) + 1
         starts = [0, *breaks.tolist()] if end > first else []
         for start, stop in zip(starts, [*starts[1:], end - first], strict=True):
@@ -62,7 +62,7 @@ class Rows:
 class AlignedTensor(MergedTensor):
     """An embedding or output layer, merged from the `sources` [vocabulary, hidden] with `rows` for each source.
 
-    `order` has the numbers by which `rows` name the sources.
+    `order` has the sources' numbers in `rows`.
     """
 
     rows: tuple[Rows, ...]
@@ -94,7 +94,7 @@ class AlignedTensor(MergedTensor):
         return inputs
 
     def _mean(self, index: int, tensors: Mapping[int, Tensor], reader: TensorReader) -> Values:
-        """The mean of all rows of model `index`. Sums are float64; torch's order of float32 sums is not defined."""
+        """Compute the mean over the rows of model `index`. Sums are float64; torch's order of float32 sums is not defined."""
         with self._means_lock:
             if index not in self._means:
                 rows, total = self.rows[index], numpy.zeros(self.shape[1])

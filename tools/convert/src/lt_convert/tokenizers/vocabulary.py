@@ -78,7 +78,7 @@ def extended(vocabulary: Vocabulary, tokens: Sequence[Any]) -> Vocabulary:
     from tokenizers import Tokenizer
 
     tokenizer = Tokenizer.from_str(json.dumps(_without_beyond(vocabulary)))
-    # One by one, each call would build the automaton of all added tokens anew: hours for 100,000 tokens.
+    # One by one, each call would build the automaton for added tokens anew: hours for 100,000 tokens.
     tokenizer.add_tokens(list(tokens))
     if not vocabulary.beyond and tokenizer.to_str() == vocabulary.tokenizer.to_str():
         return vocabulary

@@ -64,7 +64,7 @@ class MergeRequest:
 
 @dataclasses.dataclass(frozen=True)
 class Choices:
-    """What is merged: checkpoints, averaged or by a `method`; a model with `adapters`; or the models in mergekit's `config`."""
+    """The sources of a merge: checkpoints, averaged or by a `method`; a model with `adapters`; or the models in `config`."""
 
     chosen: Sequence[Chosen]
     method: str | None = None

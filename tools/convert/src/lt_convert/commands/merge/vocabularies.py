@@ -1,7 +1,7 @@
-"""Merge models with different vocabularies by token: the vocabulary of the result, and the row of each token in every model.
+"""Merge models with different vocabularies by token: the vocabulary of the result, and every token's row in every model.
 
-The rules are those of mergekit 0.1.5. A model that lacks a token takes, in this order: what the configuration says for the
-token; the row of the only model that has it; the row of the base; the average of all models that have it; zeros.
+The rules are mergekit 0.1.5's. A model that lacks a token takes the first row that exists: the row that the configuration
+names for the token; the row of the only model with the token; the base's row; an average over the models with the token; zeros.
 """
 
 import dataclasses
