@@ -49,7 +49,8 @@ _NETWORK = regex(
     rb"|ServiceUnavailable|(?:Server Error|HTTP Error|status code:?) 5\d\d|\b50[0234] (?:Server Error|Bad Gateway"
     rb"|Service Unavailable|Gateway)"
     rb"|check your (?:internet )?connection|Internet connection is on"
-    rb"|Connection timed out|SSLEOFError|SlowDown\b|\b429 Client Error|\b429 Too Many Requests|IncompleteRead\b"
+    rb"|Connection timed out|Unable to connect to endpoint"
+    rb"|SSLEOFError|SlowDown\b|\b429 Client Error|\b429 Too Many Requests|IncompleteRead\b"
     # boto3's codes of errors that pass, and the first words of Google's.
     rb"|An error occurred \((?:50\d|InternalError|InternalFailure|RequestTimeout|RequestLimitExceeded|Throttling\w{0,20}"
     rb"|TooManyRequests\w{0,20})\)|: (?:429|50[0234]) (?:GET|PUT|POST|PATCH|HEAD|DELETE) https?://"
