@@ -82,11 +82,8 @@ def _arguments(fields: Mapping[str, Any], path: str) -> dict[str, Any]:
         # With muP, megatron-core writes the scale that it has computed.
         if merged.get(name) and not (name == "softmax_scale" and merged.get("use_mup")):
             raise BadData(f"{path}: {name} is {merged[name]!r:.80}, which no other format supports")
-    is_quick = _function(merged) == _QUICK
-    for name in (
-        *(() if is_quick else _OF_ACTIVATION),
-        *(() if merged.get("position_embedding_type") == "yarn" else (_OF_YARN,)),
-    ):
+    is_quick, is_yarn = _function(merged) == _QUICK, merged.get("position_embedding_type") == "yarn"
+    for name in (*(() if is_quick else _OF_ACTIVATION), *(() if is_yarn else _OF_YARN)):
         if merged.get(name):
             raise BadData(f"{path}: {name} is {merged[name]!r:.80}, which no other format supports")
     if merged.get("position_embedding_type") not in POSITIONS:
