@@ -205,20 +205,22 @@ def remove_abandoned(destination: str, options: Mapping[str, Any]) -> None:
     """Delete the files of parts with these options that began after the result was published, if none of them runs."""
     partial = partial_path(destination.rstrip("/"))
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError), contextlib.ExitStack() as stack:
-        names = os.listdir(partial)
-        if STATE not in names and any(not name.startswith(_BEING_MADE) for name in names):
+        if ownership.belongs_to_other(os.lstat(partial), os.path.dirname(partial)) is not None:
             return
+        names = os.listdir(partial)
         if STATE in names:
             with open(f"{partial}/{STATE}/plan", "rb") as file:
                 if strict_json.loads(file.read())["options"] != json.loads(json.dumps(options)):
                     return
-        for place in (*glob.glob(f"{glob.escape(partial)}/{STATE}/ledger"), *glob.glob(f"{glob.escape(partial)}/{STATE}/*.lock")):
-            descriptor = os.open(place, os.O_RDWR | os.O_NOFOLLOW)
+        elif any(not name.startswith(_BEING_MADE) for name in names):
+            return
+        locked = (f"{glob.escape(partial)}/{STATE}/{name}" for name in ("ledger", "*.lock"))
+        for place in (partial, *(path for pattern in locked for path in glob.glob(pattern))):
+            descriptor = os.open(place, os.O_RDONLY | os.O_DIRECTORY if place == partial else os.O_RDWR)
             stack.callback(os.close, descriptor)
             # Without locks, nobody can tell: then it stays.
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if ownership.belongs_to_other(os.lstat(partial), os.path.dirname(partial)) is None:
-            shutil.rmtree(partial)
+        shutil.rmtree(partial)
 
 
 def pending(destination: str) -> list[str]:

@@ -184,10 +184,10 @@ def _remove_leftovers(destination: str, options: Mapping[str, Any]) -> None:
     # Where the result belongs to root and cannot be changed, there is nothing to tidy.
     with contextlib.suppress(OSError):
         shutil.rmtree(path / STATE, ignore_errors=True)
-        ledger.remove_abandoned(destination, options)
         storage.remove(path / JOURNAL)
     replaced = path.parent / f".{path.name}.replaced"
     with contextlib.suppress(OSError):
         is_own = replaced.is_dir() and ownership.belongs_to_other(os.lstat(replaced), path.parent) is None
         if is_own and not replaced.is_symlink() and not os.path.lexists(partial_path(destination)):
             shutil.rmtree(replaced)
+    ledger.remove_abandoned(destination, options)
