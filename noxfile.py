@@ -182,6 +182,16 @@ def campaigns(session: nox.Session) -> None:
 
 
 @task
+def causes(session: nox.Session) -> None:
+    """Measure how often lt-monitor names the cause of public failures: precision and recall per cause and restart decision.
+
+    `-- --json` prints one object, `-- --misses` each log that is judged wrong, `-- --part development` only this part.
+    """
+    install(session)
+    session.run("python", "tests/monitor/cause_accuracy.py", *session.posargs)
+
+
+@task
 def mutants(session: nox.Session) -> None:
     """Try small mistakes in a module on its tests, and print those that no test notices: `-- FILE [--json]`.
 

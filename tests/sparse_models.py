@@ -9,6 +9,7 @@ import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from lt_convert.commands import conversion
 from lt_convert.containers import dcp
@@ -142,8 +143,7 @@ def write(name: str, directory: Path, layers: int | None = None) -> set[str]:
 
 def write_distributed(source: Path, directory: Path, chunk_bytes: int) -> None:
     """The same in torch_dist, in chunks as of ranks that hold an expert each: what lt-convert would write, without the values."""
-    dcp.CHUNK_BYTES = chunk_bytes
-    with Files() as files:
+    with mock.patch.object(dcp, "CHUNK_BYTES", chunk_bytes), Files() as files:
         plan = conversion.plan(conversion.Request(str(source), "megatron-dist", str(directory)), files, reads_values=False)
     for output in plan.files:
         path = directory / output.name

@@ -73,6 +73,10 @@ QWEN3_MOE = ("--model", "tiny-qwen3-moe", *SMALL_EXPERTS)
 GPT_OSS = ("--model", "tiny-gpt-oss", *SMALL_EXPERTS)
 GLM4_MOE = ("--model", "tiny-glm4-moe", *SMALL_EXPERTS)
 LATENT_HEADS = ("--qk-head-dim", "128", "--qk-pos-emb-head-dim", "64", "--v-head-dim", "128")
+SEQUENCE_LOSS = ("--moe-router-load-balancing-type", "seq_aux_loss", "--moe-aux-loss-coeff", "0.01")
+GLOBAL_LOSS = ("--moe-router-load-balancing-type", "global_aux_loss", "--moe-aux-loss-coeff", "0.01")
+CAPACITY = ("--moe-expert-capacity-factor", "1.0")
+AVERAGED = ("--ema-decay", "0.9")
 DEEPSEEK = ("--bf16", "--model", "tiny-deepseek-v3", "--moe-ffn-hidden-size", "256", *LATENT_HEADS)
 
 # Name of the family, its options on one GPU, and the tolerance of the layouts within it. fp32 sums in another order, amplified by
@@ -95,6 +99,10 @@ FAMILIES: dict[str, tuple[tuple[str, ...], float]] = {
     "fp32 experts": ((*FP32, "--model", "tiny-mixtral"), 2e-3),
     "fp32 qwen3-moe": ((*FP32, *QWEN3_MOE), 2e-3),
     "bf16 qwen3-moe": ((*BF16, *QWEN3_MOE), 2e-2),
+    "fp32 sequence loss": ((*FP32, *QWEN3_MOE, *SEQUENCE_LOSS), 2e-3),
+    "fp32 global loss": ((*FP32, *QWEN3_MOE, *GLOBAL_LOSS), 2e-3),
+    "fp32 capacity": ((*FP32, *QWEN3_MOE, *CAPACITY), 2e-3),
+    "bf16 averaged weights": ((*BF16, *AVERAGED), 2e-2),
     # As many rows an expert as fp8 pays for.
     "fp8 experts": ((*BF16, *FP8, "--model", "tiny-mixtral", "--micro-batch-size", "4"), 5e-2),
     "fp8 qwen3-moe": ((*BF16, *FP8, *QWEN3_MOE), 5e-2),
@@ -112,6 +120,7 @@ FAMILIES: dict[str, tuple[tuple[str, ...], float]] = {
 DENSE = ("fp32", "bf16")
 DENSE_FP8 = ("fp8", "fp8 blockwise")
 EXPERTS = ("fp32 experts", "fp32 qwen3-moe", "bf16 qwen3-moe")
+ROUTINGS = ("fp32 sequence loss", "fp32 global loss", "fp32 capacity")
 EXPERTS_FP8 = ("fp8 experts", "fp8 qwen3-moe")
 BIASED_EXPERTS = ("fp32 gpt-oss", "bf16 gpt-oss")
 # FSDP2 is refused for GLM-4.5: the balancing biases of its router are no weights.
@@ -133,26 +142,31 @@ LAYOUTS: list[Layout] = [
     ),
     (1, "asynchronous save", ("--async-save", "--save-interval", "3"), ("bf16",)),
     (2, "TP2", TP2, DENSE),
-    (2, "TP2 SP", (*TP2, *SP), (*DENSE, *MIXED, *DENSE_FP8, "fp32 experts")),
+    (2, "TP2 SP", (*TP2, *SP), (*DENSE, *MIXED, *DENSE_FP8, *ROUTINGS, "fp32 experts", "bf16 averaged weights")),
     (2, "TP2 SP, collectives by NCCL", (*TP2, *SP, "--no-tp-comm-overlap"), ("bf16", "fp8")),
     (2, "TP2 SP, recompute full", (*TP2, *SP, *FULL), ("bf16",)),
-    (2, "PP2", PP2, (*DENSE, *MIXED)),
+    (2, "PP2", PP2, (*DENSE, *MIXED, *ROUTINGS, "bf16 averaged weights")),
     (2, "PP2, 3 and 1 layers", (*PP2, "--decoder-first-pipeline-num-layers", "3"), ("fp32",)),
     (2, "PP2 VPP2", (*PP2, *VPP2), (*DENSE, "fp32 documents")),
     (2, "PP2 zero bubble", (*PP2, *ZERO_BUBBLE), (*DENSE, "fp8", "bf16 documents", *EXPERTS)),
     (2, "PP2 zero bubble, recompute full", (*PP2, *ZERO_BUBBLE, *FULL), ("bf16",)),
     (1, "FlexAttention", FLEX, SHARED),
-    (2, "CP2", CP2, (*DENSE, *MIXED, *DENSE_FP8, "fp32 documents", *SHARED)),
+    (2, "CP2", CP2, (*DENSE, *MIXED, *DENSE_FP8, *ROUTINGS, "fp32 documents", *SHARED)),
     (2, "CP2, FlexAttention", (*CP2, *FLEX), ("bf16", "bf16 documents")),
     (2, "CP2, recompute full", (*CP2, *FULL), ("bf16", "bf16 documents")),
     (2, "CP2, recompute selective", (*CP2, *SELECTIVE), ("bf16",)),
-    (2, "EP2", EP2, (*EXPERTS, *EXPERTS_FP8, *UNUSUAL_EXPERTS)),
+    (2, "EP2", EP2, (*EXPERTS, *ROUTINGS, *EXPERTS_FP8, *UNUSUAL_EXPERTS)),
     (2, "EP2, recompute full", (*EP2, *FULL), ("fp32 qwen3-moe", "bf16 qwen3-moe")),
     (2, "EP2, overlap", (*EP2, *OVERLAP), ("fp32 qwen3-moe", "bf16 qwen3-moe")),
     (2, "DP2", (), ("fp32",)),
-    (2, "DP2, distributed optimizer", ZERO, (*DENSE, *DENSE_FP8, *EXPERTS_FP8, "fp32 experts")),
+    (
+        2,
+        "DP2, distributed optimizer",
+        ZERO,
+        (*DENSE, *DENSE_FP8, *EXPERTS_FP8, *ROUTINGS, "fp32 experts", "bf16 averaged weights"),
+    ),
     (2, "DP2, overlap", OVERLAP, DENSE),
-    (2, "FSDP2", FSDP, (*DENSE, *MIXED, *DENSE_FP8, *EXPERTS, *EXPERTS_FP8, *BIASED_EXPERTS)),
+    (2, "FSDP2", FSDP, (*DENSE, *MIXED, *DENSE_FP8, *EXPERTS, *ROUTINGS, *EXPERTS_FP8, *BIASED_EXPERTS, "bf16 averaged weights")),
     (2, "FSDP2, recompute full", (*FSDP, *FULL), ("bf16", "bf16 qwen3-moe")),
     (2, "FSDP2, SwiGLU recomputed", (*FSDP, "--recompute-granularity", "selective", "--recompute-modules", "swiglu"), ("bf16",)),
     (4, "TP4", TP4, DENSE),

@@ -5,7 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -13,11 +13,13 @@ from typing import Any
 import numpy as np
 import nursery
 import pytest
+from averaged_models import write
 
 import lt_convert
 from lt_shared import BadData, CannotCreate, NoInput, ToolError, UsageError
 from lt_shared.contracts import checkpoint_layout
 from lt_shared.contracts.manifest import record_of
+from lt_shared.models.architecture import Architecture
 
 
 def run(*arguments: object) -> Any:
@@ -229,3 +231,56 @@ def test_what_can_be_merged(model: Path, trained: Path, tmp_path: Path) -> None:
     with pytest.raises(NoInput, match="--last asks for 2"):
         lt_convert.merge(trained, tmp_path / "other", last=2)
     assert not (tmp_path / "other").exists()
+
+
+TINY = Architecture("tiny", "llama", 3, 32, 88, 4, 2, 250, 64)
+
+
+@pytest.fixture
+def tuned(tmp_path: Path) -> list[Path]:
+    """A base and two models that were trained from it."""
+    return [write(tmp_path / name, TINY, seed, "bfloat16") for seed, name in enumerate(("base", "one", "two"), 1)]
+
+
+def test_merge_methods_are_those_of_the_command(tuned: list[Path], tmp_path: Path) -> None:
+    """The command finds each result up to date, which it is with the same options only."""
+    base, one, two = tuned
+    models = [{"model": str(path), "parameters": {"weight": 1}} for path in (one, two)]
+    (tmp_path / "merge.yaml").write_text(json.dumps({"merge_method": "linear", "models": models}))
+    filters = [{"filter": "mlp", "value": (0, np.float32(0.5), 1)}, {"value": 0.25}]
+    words = "t=[{filter: mlp, value: [0, 0.5, 1]}, {value: 0.25}]"
+    dare: dict[str, Any] = {"method": "dare_ties", "base": base, "parameters": {"density": 0.5}, "seed": np.int64(3)}
+    flags = ("--method", "dare_ties", "--base", base, "-p", "density=0.5", "--seed", "3")
+    cases: list[tuple[Any, dict[str, Any], Sequence[object]]] = [
+        ([one, two], {"method": "slerp", "parameters": {"t": filters}}, (one, two, "--method", "slerp", "-p", words)),
+        ({one: 0.5, two: 1}, dare, (f"{one}=0.5", f"{two}=1", *flags)),
+        ((), {"config": tmp_path / "merge.yaml"}, ("--config", tmp_path / "merge.yaml")),
+    ]
+    for number, (sources, options, arguments) in enumerate(cases):
+        merged = lt_convert.merge(sources, tmp_path / str(number), **options)
+        written = (tmp_path / str(number) / "model.safetensors").stat().st_mtime_ns
+        assert record_of(merged) == run("merge", *arguments, "--to", "hf", "-o", tmp_path / str(number))
+        assert (tmp_path / str(number) / "model.safetensors").stat().st_mtime_ns == written
+
+
+def test_an_adapter_is_merged_into_one_model(tuned: list[Path], tmp_path: Path) -> None:
+    base, one, _ = tuned
+    run("extract", one, "--base", base, "--rank", "32", "-o", tmp_path / "lora")
+    merged = lt_convert.merge(base, tmp_path / "merged", adapters=tmp_path / "lora")
+    assert record_of(merged) == run("merge", base, "--adapter", tmp_path / "lora", "--to", "hf", "-o", tmp_path / "merged")
+    assert not lt_convert.verify(base, merged.path)["same"]
+
+
+def test_merges_that_the_command_refuses(tuned: list[Path], tmp_path: Path) -> None:
+    base, one, two = tuned
+    for sources, options, message in (
+        ([one, two], {"method": "ties"}, "needs a base model"),
+        ([one, two], {"parameters": {"t": 1}}, "for merges by a method"),
+        ([one, two], {"method": "slerp", "parameters": {"t": object()}}, "not numbers, lists and dicts"),
+        ([one, two], {"method": "mean"}, "the merge method mean is unknown"),
+        ([one, two], {"method": "slerp", "parameters": {"t": 1}, "seed": -1}, "seed -1 is less than 0"),
+        ([one, two], {"config": "merge.yaml"}, "names models, method and parameters"),
+        ([one, two], {"adapters": [base]}, "--adapter is for one model"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            lt_convert.merge(sources, tmp_path / "merged", **options)  # type: ignore[arg-type]

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed.checkpoint
+from safetensors.torch import load_file
 
 from lt_convert.commands import conversion
 from lt_convert.commands.conversion import Request
@@ -25,6 +26,8 @@ from lt_shared.models.architecture import Architecture
 
 TINY = Architecture("tiny", "llama", 2, 16, 24, 4, 2, 50, 64)
 FORMATS = ("hf", "megatron-dist", "torchtitan", "megatron-legacy")
+# Hugging Face's in files of torch: as today, and as before torch 1.6; Meta's files of two ranks.
+SOURCES = (*FORMATS, "hf-torch", "hf-stream", "meta")
 MUTATIONS = 15
 
 
@@ -41,6 +44,22 @@ def checkpoints(write_model: Callable[..., Path], tmp_path_factory: pytest.TempP
     (made["megatron-legacy"] / "checksums.json").unlink()
     for name in ("lt-convert.json", "checksums.json"):
         (made["torchtitan"] / name).unlink()
+    for name in ("hf-torch", "hf-stream"):
+        made[name] = root / name
+        made[name].mkdir()
+        shutil.copy(made["hf"] / "config.json", made[name])
+        state = load_file(made["hf"] / "model.safetensors")
+        torch.save(state, made[name] / "pytorch_model.bin", _use_new_zipfile_serialization=name == "hf-torch")
+    made["meta"] = root / "meta"
+    made["meta"].mkdir()
+    (made["meta"] / "params.json").write_text(json.dumps({"dim": 16, "n_layers": 1, "n_heads": 2, "vocab_size": -1}))
+    names = {"tok_embeddings": (50, 8), "norm": (16,), "output": (25, 16), "layers.0.attention.wo": (16, 8)}
+    names |= {f"layers.0.attention.w{letter}": (8, 16) for letter in "qkv"}
+    names |= {f"layers.0.feed_forward.w{number}": (16, 12) if number == 2 else (12, 16) for number in (1, 2, 3)}
+    names |= {f"layers.0.{name}_norm": (16,) for name in ("attention", "ffn")}
+    for rank in (0, 1):
+        slices = {f"{name}.weight": torch.ones(shape) for name, shape in names.items()}
+        torch.save(slices, made["meta"] / f"consolidated.0{rank}.pth")
     return made
 
 
@@ -78,6 +97,8 @@ PICKLED = [
     ("torchtitan", ".metadata"),
     ("megatron-legacy", "mp_rank_00_000/model_optim_rng.pt"),
     ("megatron-legacy", "mp_rank_01_001/model_optim_rng.pt"),
+    ("hf-torch", "pytorch_model.bin"),
+    ("meta", "consolidated.01.pth"),
 ]
 
 
@@ -142,12 +163,12 @@ def mutations(data: bytes, chance: random.Random) -> Iterator[bytes]:
         yield bytes(changed)
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("name", SOURCES)
 def test_any_damage_is_refused_or_harmless(name: str, copy: Callable[[str], Path]) -> None:
     """Never another exception than ours, and never half a result. Some damage is to values, which only checksums would show."""
     checkpoint = copy(name)
     chance = random.Random(len(name))
-    to = "torchtitan" if name == "hf" else "hf"
+    to = "torchtitan" if name.startswith("hf") else "hf"
     outcomes = set()
     for path in sorted(path for path in checkpoint.rglob("*") if path.is_file() and path.name != "lt-convert.json"):
         original = path.read_bytes()
@@ -163,15 +184,15 @@ def test_any_damage_is_refused_or_harmless(name: str, copy: Callable[[str], Path
                 outcomes.add("refused")
             assert [each.name for each in checkpoint.parent.iterdir()] == ["checkpoint"]
         path.write_bytes(original)
-    assert outcomes == {"harmless", "refused"}
+    # Every byte of Meta's archives of small tensors matters.
+    assert outcomes | ({"harmless"} if name == "meta" else set()) == {"harmless", "refused"}
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("name", SOURCES)
 def test_any_missing_or_empty_file_is_refused(name: str, copy: Callable[[str], Path]) -> None:
     checkpoint = copy(name)
-    needed = [
-        path for path in checkpoint.rglob("*") if path.suffix in (".distcp", ".pt", ".safetensors") or path.name == ".metadata"
-    ]
+    endings = (".distcp", ".pt", ".safetensors", ".bin", ".pth")
+    needed = [path for path in checkpoint.rglob("*") if path.suffix in endings or path.name == ".metadata"]
     assert needed
     for path in needed:
         content = path.read_bytes()

@@ -168,10 +168,9 @@ def error(source: Path, tmp_path: Path) -> ToolError:
 @pytest.mark.parametrize(
     ("names", "message"),
     [
-        (["config.json", "pytorch_model.bin"], r"pytorch_model\.bin: PyTorch weights"),
-        (["config.json", "pytorch_model-00001-of-00002.bin", "pytorch_model.bin.index.json"], "PyTorch weights"),
-        (["params.json", "consolidated.00.pth", "tokenizer.model"], "Meta's original"),
-        (["params.json", "consolidated.safetensors", "tekken.json"], "Mistral's original"),
+        (["pytorch_model.bin"], r"config\.json: missing beside pytorch_model\.bin"),
+        (["consolidated.00.pth", "tokenizer.model"], "of Meta or Mistral without params"),
+        (["consolidated.safetensors", "tekken.json"], "of Meta or Mistral without params"),
         (["adapter_config.json", "adapter_model.safetensors"], "LoRA adapter without its model"),
         (["model-Q4_K_M.gguf"], "GGUF"),
         (["config.json", "model.onnx"], "ONNX"),

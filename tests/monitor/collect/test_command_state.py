@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lt_monitor.collect.command_state import CommandState
-from lt_monitor.runs.run_state import state_of
+from lt_monitor.runs.state_lookup import state_of
 from lt_shared.console import BadData, NoInput, TryAgain, UsageError
 
 NOW = 2_000_000_000.0

@@ -84,7 +84,7 @@ def test_the_end_of_a_job() -> None:
     assert (found["exit_code"], found["reason"]) == (3, "NonZeroExitCode")
     assert found["end_time"] == datetime.datetime.fromtimestamp(START + 600).astimezone().isoformat()
     (found,) = parsed(NEW | {"job_state": ["FAILED"], "exit_code": {"return_code": number(1), "signal": {"id": number(9)}}})
-    assert (found["exit_code"], found["signal"]) == (1, 9)
+    assert (found["exit_code"], found["signal"]) == (0, 9)
 
 
 def test_tasks_of_an_array_have_their_own_logs() -> None:
@@ -279,6 +279,8 @@ def test_an_exit_code_that_accounting_does_not_know(exit_code: Any, state: str, 
         ("sbatch -o %N-%u-%b.log job.sh", None),
         ("sbatch -o %N-%u.log job.sh", "/fsx/n1-ann.log"),
         ("sbatch -o %5j-%9x.log job.sh", "/fsx/00001-gpt.log"),
+        ("sbatch -o %20j-%004j.log job.sh", "/fsx/0000000001-0001.log"),
+        ("sbatch -o %A-%a-%J-%s-%n-%t-%%-%q.log job.sh", "/fsx/1-4294967294-1-batch-0-0-%-%q.log"),
         (r"sbatch -o '\%j.log' job.sh", "/fsx/%j.log"),
         ("sbatch -e errors-%j.log job.sh", None),
         ("sbatch job.sh", None),
@@ -291,6 +293,89 @@ def test_the_log_of_a_job_that_only_accounting_knows(line: str, log: str | None)
     answer = f"{head}1|1|gpt|ann|n[1-4,7]|FAILED|3:0|/fsx|{line}\n"
     (found,) = slurm_jobs.parse(answer, "-")
     assert found.get("log") == log
+
+
+def accounted(release: str, code: int, signal: int = 0, task: int | None = None) -> dict[str, Any]:
+    """A job in `sacct --json`, with the keys that the release's data parser gives it."""
+    is_exit = {"status": ["ERROR"], "return_code": number(code), "signal": {"id": number(0) | {"set": False}, "name": ""}}
+    is_signal = {"status": ["SIGNALED"], "return_code": number(0) | {"set": False}, "signal": {"id": number(signal), "name": "x"}}
+    job = {
+        "job_id": 90,
+        "name": "gpt",
+        "user": "ann",
+        "nodes": "n[1-2]",
+        "working_directory": "/fsx/ann",
+        "array": {"job_id": 88 if task is not None else 0, "task_id": number(task or 0) | {"set": task is not None}},
+        "het": {"job_id": 0, "job_offset": number(0) | {"set": False}},
+        "state": {"current": ["FAILED"], "reason": "None"},
+        "exit_code": is_signal if signal else is_exit,
+        "submit_line": "sbatch -o %x-%4j.log job.sh",
+    }
+    if release >= "24.11":
+        job |= {"restart_cnt": 2, "stdout": "logs/%x-%A.log", "stdout_expanded": "/fsx/ann/logs/gpt-90.log"}
+    if release == "22.05":
+        wrong = {"status": "SUCCESS", "return_code": 0}
+        ended = {"status": "SIGNALED", "return_code": None, "signal": {"signal_id": signal, "name": "x"}}
+        job |= {
+            "array": {"job_id": 88 if task is not None else 0, "task_id": task},
+            "het": {"job_id": 0, "job_offset": None},
+            "state": {"current": "FAILED", "reason": "None"},
+            "exit_code": ended if signal else wrong,
+        }
+        del job["submit_line"]
+    return job
+
+
+@pytest.mark.parametrize("release", ["22.05", "23.11", "24.11", "25.05"])
+def test_the_json_of_accounting_in_every_release(release: str) -> None:
+    log = {"22.05": None, "23.11": "/fsx/ann/gpt-0090.log"}.get(release, "/fsx/ann/logs/gpt-90.log")
+    found = parsed(
+        accounted(release, 203), accounted(release, 0, signal=9) | {"job_id": 91}, accounted(release, 0) | {"job_id": 1}
+    )
+    assert [one.get("exit_code") for one in found] == [None if release == "22.05" else 203, 0, None]
+    assert [one.get("signal") for one in found] == [None, 9, None]
+    assert (found[0].get("log"), found[0]["run"]) == (log, log.removesuffix(".log") if log else "job-90")
+    assert found[0].get("restarts") == (2 if release >= "24.11" else None)
+    (task,) = parsed(accounted(release, 3, task=7))
+    assert task["job"] == "88_7"
+
+
+@pytest.mark.parametrize(
+    ("states", "expected"),
+    [(["COMPLETING", "FAILED"], "FAILED"), (["RUNNING", "COMPLETING"], "RUNNING"), (["REQUEUED"], "REQUEUED"), ([], None)],
+)
+def test_flags_beside_a_state(states: list[str], expected: str | None) -> None:
+    assert [one["state"] for one in parsed(NEW | {"job_state": states})] == ([expected] if expected else [])
+
+
+@pytest.mark.parametrize(
+    ("version", "expected"),
+    [
+        ("22.05", {"exit_codes": [75, 203], "log": None}),
+        ("23.11", {"exit_code": 203, "log": None}),
+        ("25.05", {"exit_code": 203, "log": "/fsx/ann/logs/gpt-90.log"}),
+    ],
+)
+def test_the_answers_of_accounting_complete_each_other(tool: Any, tmp_path: Path, version: str, expected: dict[str, Any]) -> None:
+    """An sacct that does not know a field says so and prints nothing; its JSON is exact from 23.02 on."""
+    fields = {"22.05": "SubmitLine", "23.11": "SubmitLine", "25.05": "StdOut,SubmitLine"}[version]
+    job = json.dumps({"jobs": [accounted(version, 203) | {"submit_line": "sbatch job.sh"}]})
+    row = "90|90|gpt|FAILED|75:0|2026-11-21T10:00:00|2026-11-21T10:01:00|2026-11-21T12:00:00|2|n1|ann|p5|/fsx/ann|"
+    row += ("logs/%x-%j.log|" if "StdOut" in fields else "") + "sbatch job.sh"
+    sacct = f"""case "$*" in
+*--json*) cat <<'END'
+{job}
+END
+;;
+*{slurm_jobs.SACCT_FIELDS},{fields}) printf '%s\n' '{f"{slurm_jobs.SACCT_FIELDS},{fields}".replace(",", "|")}' '{row}';;
+*) echo 'sacct: error: Invalid field requested: "StdOut"' >&2; exit 1;;
+esac"""
+    squeue = "echo '{\"jobs\": []}'"
+    scontrol = "echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1"
+    path = install(tmp_path / "bin", squeue=squeue, sacct=sacct, scontrol=scontrol)
+    (found,) = (json.loads(line) for line in tool("slurm", "--job", "90", PATH=path).stdout.splitlines())
+    assert {key: found.get(key) for key in expected} == expected
+    assert ("exit_codes" in found) == (version == "22.05")
 
 
 def test_a_job_is_one_truth_from_the_queue_to_accounting(tool: Any, tmp_path: Path) -> None:
@@ -308,6 +393,28 @@ def test_a_job_is_one_truth_from_the_queue_to_accounting(tool: Any, tmp_path: Pa
     run = str(tmp_path / "gpt-1")
     assert [rule for rule, _, _ in found[0]] == ["hang"]
     assert found[1:] == [[("job-failed", run, "job 1 is FAILED, exit code 203, NonZeroExitCode")], [], []]
+
+
+@pytest.mark.parametrize(
+    ("status", "said"),
+    [("0:9", "signal 9 (SIGKILL)"), ("0:53", "Slurm could not open its output file (0:53)"), ("0:64", "signal 64 (SIGRTMAX)")],
+)
+def test_the_signal_that_ended_a_job_is_said(tool: Any, status: str, said: str) -> None:
+    accounted = f"JobIDRaw|JobID|JobName|State|ExitCode|WorkDir\n1|1|gpt|FAILED|{status}|/fsx\n"
+    done = tool("alert", "-", stdin=tool("slurm", "-", stdin=accounted).stdout)
+    assert done.stdout == f"CRITICAL job-failed job-1: job 1 is FAILED, {said}\n"
+
+
+def test_a_job_that_only_accounting_knows_belongs_to_the_log_with_its_number(tool: Any, tmp_path: Path) -> None:
+    """Without -o on its command line: no second run, and no hang of the first."""
+    line = " [2026-01-01 10:00:{:02}] iteration {:8d}/     100 | elapsed time per iteration (ms): 1000.0 | lm loss: 2.0E+00 |\n"
+    events = ""
+    for name in ("gpt_76.out", "gpt_77.out"):
+        (tmp_path / name).write_text("".join(line.format(number, number) for number in range(1, 30)))
+        events += tool("scrape", name).stdout
+    table = "JobIDRaw|JobID|JobName|State|ExitCode|WorkDir\n76|76|gpt|FAILED|1:0|/fsx\n77|77|gpt|COMPLETED|0:0|/fsx\n"
+    done = tool("alert", "-", stdin=events + tool("slurm", "-", stdin=table).stdout)
+    assert done.stdout == "CRITICAL job-failed gpt_76: job 76 is FAILED, exit code 1 or 129\n"
 
 
 def test_a_code_that_is_one_of_two_is_told_as_both(tool: Any) -> None:

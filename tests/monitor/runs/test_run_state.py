@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lt_monitor.logs import log_files
-from lt_monitor.runs import run_loader, run_state
+from lt_monitor.runs import run_loader, state_lookup
 from lt_monitor.runs.run_state import RunState, seconds_of
 from lt_monitor.runs.time_accounting import account
 
@@ -181,8 +181,8 @@ def test_only_a_job_without_a_log_is_looked_for_among_all_runs() -> None:
         {"kind": "start", "run": "b"},
         {"kind": "job", "run": "c", "job": "7", "log": "c.log"},
     ):
-        assert run_state.state_for(runs, record) is runs[record["run"]]
+        assert state_lookup.state_for(runs, record) is runs[record["run"]]
     assert runs.searches == 0
     runs["c"].job = {"job": "7"}
-    assert run_state.state_for(runs, {"kind": "job", "run": "slurm-7", "job": "7"}) is runs["c"]
+    assert state_lookup.state_for(runs, {"kind": "job", "run": "slurm-7", "job": "7"}) is runs["c"]
     assert runs.searches == 1

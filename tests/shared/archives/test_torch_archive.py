@@ -145,7 +145,7 @@ def test_a_file_that_does_not_begin_as_an_archive(begin: bytes) -> None:
     with pytest.raises(BadData) as caught:
         load(content)
     assert str(caught.value) == "file: not an archive of torch.save"
-    assert "may run code" in str(caught.value.hint)
+    assert str(caught.value.hint).endswith("and may run code in it")
 
 
 def test_the_pickle_of_an_archive() -> None:
@@ -168,7 +168,7 @@ def test_a_changed_pickle_has_another_checksum(verify: bool) -> None:
         assert opened(content, verify).load() == {"step": 8}
         return
     with pytest.raises(BadData, match=r"archive/data\.pkl has another CRC-32 than the archive says") as caught:
-        load(content)
+        TorchArchive(content, "file").load()
     assert "copy it again" in str(caught.value.hint)
 
 
@@ -185,8 +185,8 @@ def test_a_checksum_of_0_is_none() -> None:
     assert bytes(archive.zip.read(archive.storage("0"))) == torch.ones(3).numpy().tobytes()
 
 
-class Exploit:
-    """What a hostile pickle does: it calls a function when it is loaded."""
+class Call:
+    """An object whose pickle calls `function` when it is loaded: a tensor's, or a hostile one."""
 
     def __init__(self, function: Any, *arguments: Any):
         self.call = function, arguments
@@ -197,13 +197,13 @@ class Exploit:
 
 def exploits(place: Path) -> list[Any]:
     return [
-        Exploit(os.mkdir, str(place)),
-        Exploit(os.system, f"mkdir {place}"),
-        Exploit(eval, f"__import__('os').mkdir({str(place)!r})"),
-        Exploit(exec, f"import os; os.mkdir({str(place)!r})"),
-        Exploit(getattr, Path(place), "mkdir"),
-        Exploit(__import__, "os"),
-        Exploit(pickle.loads, pickle.dumps(Exploit(os.mkdir, str(place)))),
+        Call(os.mkdir, str(place)),
+        Call(os.system, f"mkdir {place}"),
+        Call(eval, f"__import__('os').mkdir({str(place)!r})"),
+        Call(exec, f"import os; os.mkdir({str(place)!r})"),
+        Call(getattr, Path(place), "mkdir"),
+        Call(__import__, "os"),
+        Call(pickle.loads, pickle.dumps(Call(os.mkdir, str(place)))),
     ]
 
 
@@ -228,7 +228,7 @@ def test_exploits_are_refused_and_do_not_run(number: int, tmp_path: Path) -> Non
 def test_functions_of_torch_become_inert(tmp_path: Path) -> None:
     """A class or function of torch is only a name with its arguments, whatever it would do."""
     torch.save(1, tmp_path / "inner.pt")
-    record = load(zipped(pickle.dumps(Exploit(torch.save, 2, str(tmp_path / "inner.pt")))))
+    record = load(zipped(pickle.dumps(Call(torch.save, 2, str(tmp_path / "inner.pt")))))
     assert (record.name, record.arguments[0]) == ("torch.serialization.save", 2)
     assert torch.load(tmp_path / "inner.pt") == 1
 
@@ -237,7 +237,7 @@ def test_a_second_pickle_in_the_archive_is_refused(tmp_path: Path) -> None:
     """torch.load picks by the name of the archive's first folder, which need not be the first data.pkl."""
     torch.save([1], tmp_path / "two.pt")
     with zipfile.ZipFile(tmp_path / "two.pt", "a") as archive:
-        archive.writestr("other/data.pkl", pickle.dumps(Exploit(os.system, "true")))
+        archive.writestr("other/data.pkl", pickle.dumps(Call(os.system, "true")))
     with pytest.raises(BadData, match="its members are not in one folder"):
         load((tmp_path / "two.pt").read_bytes())
 
@@ -263,6 +263,11 @@ def with_pickle(pickled: bytes) -> bytes:
         (b"K\x02K\x03\x86", b"J\xff\xff\xff\x7fK\x03\x86", "cut off"),
         (b"K\x02K\x03\x86", b"K\x02J\xff\xff\xff\xff\x86", "natural numbers"),
         (b"K\x03K\x01\x86", b"K\x63K\x01\x86", "cut off"),
+        (b"K\x00K\x02K\x03\x86", b"K\x01K\x02K\x03\x86", "cut off"),
+        # True is no size, and a tensor has a stride per size.
+        (b"K\x02K\x03\x86", b"\x88K\x03\x86", "natural numbers"),
+        (b"K\x03K\x01\x86", b"K\x03\x85", "holds no plain tensor"),
+        (b"storage", b"storagf", "it is no view of a storage"),
     ],
 )
 def test_tensors_that_lie_about_themselves(old: bytes, new: bytes, message: str) -> None:
@@ -282,3 +287,28 @@ def test_a_tensor_with_a_state_is_no_plain_tensor() -> None:
     archive = opened(with_pickle(pickled[:-1] + b"}X\x03\0\0\0negK\x01sb."))
     with pytest.raises(BadData, match="holds no plain tensor: it is made by torch"):
         archive.locate(archive.load())
+
+
+def test_a_view_without_values_may_begin_and_stride_anywhere_in_its_storage() -> None:
+    view = torch.arange(6.0).as_strided((0, 12), (3, 1), 6)
+    archive = opened(saved(view))
+    assert archive.locate(archive.load()).shape == (0, 12)
+
+
+@pytest.mark.parametrize(
+    ("function", "more", "message"),
+    [
+        (torch._utils._rebuild_tensor_v2, (False, {}), None),
+        (torch._utils._rebuild_tensor_v2, (False, {}, {"neg": True}), "it is no view of a storage"),
+        (torch._utils._rebuild_tensor, (), "it is made by torch._utils._rebuild_tensor"),
+    ],
+)
+def test_only_plain_tensors_are_located(function: Any, more: tuple[Any, ...], message: str | None) -> None:
+    storage = torch.storage.TypedStorage(wrap_storage=torch.ones(3).untyped_storage(), dtype=torch.float32, _internal=True)
+    archive = opened(saved(Call(function, storage, 0, (3,), (1,), *more)))
+    if message is None:
+        assert archive.locate(archive.load()).shape == (3,)
+        return
+    with pytest.raises(BadData, match="holds no plain tensor") as caught:
+        archive.locate(archive.load())
+    assert str(caught.value).endswith(message)

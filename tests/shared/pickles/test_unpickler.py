@@ -2,6 +2,8 @@
 
 import argparse
 import collections
+import contextlib
+import copy
 import datetime
 import enum
 import io
@@ -316,6 +318,61 @@ def test_a_pickle_that_changes_a_class_is_refused_and_undone(changing: bytes, mo
     assert pathlib.PosixPath.is_file is before
     assert not hasattr(pathlib.PosixPath, "brand_new")
     assert Thermometer.COLD.value == 1
+
+
+class Sample:
+    pass
+
+
+class Described:
+    """Python adds `__annotations__` and `__slotnames__` to the class when an object sets its state."""
+
+    def __setstate__(self, state: Any) -> None:
+        assert not type(self).__annotations__
+        copy.copy(self)
+
+
+@pytest.fixture
+def classes_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, __name__, types.SimpleNamespace(Sample=Sample, Described=Described))
+
+
+@pytest.mark.parametrize("attribute", ["__abstractmethods__", "__annotations__", "__slotnames__"])
+@pytest.mark.usefixtures("classes_here")
+def test_an_attribute_that_python_may_add_to_a_class_does_not_stay(attribute: str) -> None:
+    """Of a class with `__abstractmethods__` no object could be made any more."""
+    key = b"X" + len(attribute).to_bytes(4, "little") + attribute.encode()
+    changing = b"c%s\nSample\nN}" % __name__.encode() + key + b"cbuiltins\nfrozenset\n(X\x01\0\0\0xl\x85Rs\x86b."
+    with contextlib.nullcontext() if attribute != "__abstractmethods__" else pytest.raises(BadData, match="it changes a class"):
+        load_known(changing, "builtins.frozenset", f"{__name__}.Sample")
+    assert attribute not in vars(Sample)
+    assert isinstance(Sample(), Sample)
+
+
+@pytest.mark.usefixtures("classes_here")
+def test_a_class_to_which_python_adds_attributes_is_read() -> None:
+    content = b"c%s\nDescribed\n)R}X\x01\0\0\0aK\x01sb." % __name__.encode()
+    assert isinstance(load_known(content, f"{__name__}.Described"), Described)
+
+
+@pytest.mark.usefixtures("classes_here")
+def test_an_attribute_that_a_call_removes_is_set_again() -> None:
+    method = Described.__setstate__
+    remove = lambda described: delattr(described, "__setstate__")  # noqa: E731
+    content = b"ctorch\nremove\nc%s\nDescribed\n\x85R." % __name__.encode()
+    with pytest.raises(BadData, match="it changes a class"):
+        load_known(content, f"{__name__}.Described", "torch.remove", stand_ins={"torch.remove": remove})
+    assert Described.__setstate__ is method
+
+
+def test_sizes_are_numbers_and_nothing_else() -> None:
+    """An index of torch's compares its sizes, and other objects among them would be compared as well."""
+    index = pickle.dumps(MetadataIndex("weight", torch.Size([2, 3])), 2)
+    assert pickles.loads(index, "file").offset == (2, 3)
+    size = b"ctorch\nSize\n"
+    assert size in index and index.count(b"K\x02K\x03\x86") == 1
+    with pytest.raises(BadData, match="of tuples that are not sizes"):
+        pickles.loads(index.replace(b"K\x02K\x03\x86", b"K\x02)\x86"), "file")
 
 
 def test_attributes_of_a_function_stay() -> None:

@@ -6,6 +6,7 @@ storage, its shape and its strides.
 """
 
 import math
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from lt_shared import pickles
@@ -23,8 +24,48 @@ STORAGES = {
     "int32": ("IntStorage", 4),
     "uint8": ("ByteStorage", 1),
 }
-_DTYPES = {f"torch.{storage_class}": (dtype, item_bytes) for dtype, (storage_class, item_bytes) in STORAGES.items()}
+# (dtype, bytes of an element) by the full name of the class of a storage.
+DTYPES = {f"torch.{storage_class}": (dtype, item_bytes) for dtype, (storage_class, item_bytes) in STORAGES.items()}
 _REBUILD = "torch._utils._rebuild_tensor_v2"
+
+
+class StorageView(NamedTuple):
+    """A view of the storage `key`, which has `elements` elements of `item_bytes` bytes; `offset`, `shape` and `strides` count
+    elements.
+    """
+
+    key: Any
+    dtype: str
+    item_bytes: int
+    elements: int
+    offset: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+
+
+def storage_view(record: Any, origin: str, dtypes: Mapping[str, tuple[str, int]] = DTYPES) -> StorageView:
+    """Read the view in the inert record of a tensor. `dtypes` has (dtype, bytes of an element) by the class of the storage.
+
+    Raises BadData, naming `origin`, for anything but a plain tensor that lies within its storage.
+    """
+    try:
+        if record.name != _REBUILD or set(vars(record)) != {"arguments"}:
+            raise ValueError(f"it is made by {record.name}")
+        storage, offset, shape, strides = record.arguments[:4]
+        # A seventh argument tells torch to conjugate or negate the values.
+        if storage[0] != "storage" or any(record.arguments[6:]):
+            raise ValueError("it is no view of a storage")
+        dtype, item_bytes = dtypes[storage[1].name]
+        key, elements = storage[2], storage[4]
+        if not all(type(size) is int and size >= 0 for size in (offset, elements, *shape, *strides)):
+            raise ValueError("its sizes are no natural numbers")
+        steps = sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
+        end = offset + steps + 1 if all(shape) else offset
+    except (AttributeError, KeyError, TypeError, ValueError, IndexError) as error:
+        raise BadData(f"{origin}: holds no plain tensor: {error}") from None
+    if end > elements:
+        raise BadData(f"{origin}: its values are cut off")
+    return StorageView(key, dtype, item_bytes, elements, offset, tuple(shape), tuple(strides))
 
 
 class StoredTensor(NamedTuple):
@@ -85,23 +126,14 @@ class TorchArchive:
         """Return the member that holds a storage's bytes. Raises KeyError."""
         return self.zip.members[f"{self.zip.root}/data/{number}"]
 
-    def locate(self, record: Any) -> StoredTensor:
+    def locate(self, record: Any, dtypes: Mapping[str, tuple[str, int]] = DTYPES) -> StoredTensor:
         """Find the values of a tensor in what `load` returned. Raises BadData for anything but a plain tensor."""
+        view = storage_view(record, self.origin, dtypes)
         try:
-            if record.name != _REBUILD or set(vars(record)) != {"arguments"}:
-                raise ValueError(f"it is made by {record.name}")
-            storage, offset, shape, strides = record.arguments[:4]
-            # A seventh argument tells torch to conjugate or negate the values.
-            if storage[0] != "storage" or any(record.arguments[6:]):
-                raise ValueError("it is no view of a storage")
-            dtype, item_bytes = _DTYPES[storage[1].name]
-            member, elements = self.storage(storage[2]), storage[4]
-            if not all(type(size) is int and size >= 0 for size in (offset, elements, *shape, *strides)):
-                raise ValueError("its sizes are no natural numbers")
-            steps = sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
-            end = offset + steps + 1 if all(shape) else offset
-        except (AttributeError, KeyError, TypeError, ValueError, IndexError) as error:
+            member = self.storage(view.key)
+        except (KeyError, TypeError) as error:
             raise BadData(f"{self.origin}: holds no plain tensor: {error}") from None
-        if elements * item_bytes > member.size_bytes or end > elements:
+        if view.elements * view.item_bytes > member.size_bytes:
             raise BadData(f"{self.origin}: its values are cut off")
-        return StoredTensor(dtype, item_bytes, offset, tuple(shape), tuple(strides), member, self.zip.begin(member))
+        begin = self.zip.begin(member)
+        return StoredTensor(view.dtype, view.item_bytes, view.offset, view.shape, view.strides, member, begin)

@@ -61,8 +61,6 @@ class ZipArchive:
         """Return the offset of a member's data in the archive. Raises BadData if its local header contradicts the directory."""
         name = member.name.encode()
         size = LOCAL_HEADER_BYTES + len(name)
-        if member.header_offset + size > len(self.content):
-            raise _damaged(self.content, self.origin, f"{member.name} is cut off")
         header = self.content[member.header_offset : member.header_offset + size]
         magic, _, flags, method, _, _, crc, packed, unpacked, name_bytes, extra_bytes = struct.unpack_from("<4s5H3I2H", header)
         sizes_follow = bool(flags & 8)
@@ -105,11 +103,13 @@ def read(content: Content, origin: str) -> ZipArchive:
         in_tail = start - (length - len(tail))
         directory = tail[in_tail : in_tail + size] if in_tail >= 0 else content[start : start + size]
         in_order = sorted(_entries(bytes(directory), count, start), key=_HEADER_OFFSET)
+        if not in_order:
+            raise _Ambiguous("it has no members")
         limits = [*(member.header_offset for member in in_order[1:]), start]
         members = {member.name: Member(*member[:-1], limit) for member, limit in zip(in_order, limits, strict=True)}
         if len({name.lower() for name in members}) < count:
             raise _Ambiguous("it holds two members of one name")
-        if not in_order or in_order[0].header_offset:
+        if in_order[0].header_offset:
             raise _Ambiguous("other bytes precede its members")
         root = in_order[0].name.partition("/")[0]
         if not root or any(not name.startswith(f"{root}/") for name in members):

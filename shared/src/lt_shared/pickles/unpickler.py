@@ -18,7 +18,7 @@ from lt_shared.console import BadData
 from lt_shared.pickles import bounds
 
 INERT_PACKAGES = {
-    "_codecs", "_io", "argparse", "datetime", "enum", "io", "megatron", "numpy", "pathlib", "signal", "torch",
+    "_codecs", "_io", "argparse", "datetime", "enum", "io", "megatron", "numpy", "olmo_core", "pathlib", "signal", "torch",
     "transformer_engine", "types",
 }  # fmt: skip
 
@@ -136,6 +136,29 @@ def loads(data: bytes, origin: str) -> Any:
         raise BadData(f"{origin}: not a readable pickle: {error}") from None
 
 
+def load_next(data: bytes, begin: int, origin: str) -> tuple[Any, list[Any], int]:
+    """Unpickle the pickle at byte `begin` of `data`, which other bytes may follow.
+
+    Returns the object, the identifiers of the storages that it names, and the offset of the byte after the pickle. Raises BadData
+    as `loads`.
+    """
+    identifiers: list[Any] = []
+
+    class Collecting(_Unpickler):
+        def persistent_load(self, identifier: Any) -> Any:
+            identifiers.append(identifier)
+            return identifier
+
+    stream = io.BytesIO(data[begin:])
+    try:
+        bounds.check(stream.getvalue())
+        with memory.garbage_collection_paused():
+            loaded = Collecting(stream).load()
+    except _MALFORMED as error:
+        raise BadData(f"{origin}: not a readable pickle: {error}") from None
+    return loaded, identifiers, begin + stream.tell()
+
+
 class _PlainUnpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         raise pickle.UnpicklingError(f"it refers to {module}.{name}")
@@ -189,8 +212,8 @@ class _Originals:
     A pickle's state for a class or for an enumeration's member sets attributes in the whole process, and no unpickler refuses it.
     """
 
-    # Python adds these itself.
-    ADDED = ("__annotations__", "__doc__", "__abstractmethods__", "__slotnames__")
+    # Python adds these itself, when it is asked for annotations or copies an object, and adds them again after they were removed.
+    ADDED = ("__annotations__", "__slotnames__")
 
     def __init__(self) -> None:
         self._before: dict[int, tuple[Any, dict[str, Any]]] = {}
@@ -205,9 +228,9 @@ class _Originals:
         for owner, before in self._before.values():
             now = dict(vars(owner))
             setter, deleter = (type.__setattr__, type.__delattr__) if isinstance(owner, type) else (object.__setattr__, delattr)
-            for name in now.keys() - before.keys() - set(self.ADDED):
+            for name in now.keys() - before.keys():
                 deleter(owner, name)
-                changed = True
+                changed |= name not in self.ADDED
             for name, value in before.items():
                 if name not in now or now[name] is not value:
                     setter(owner, name, value)

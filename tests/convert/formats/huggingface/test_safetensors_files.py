@@ -122,8 +122,22 @@ def test_variants(llama: Path, tmp_path: Path) -> None:
     for name in ("one", "sharded"):
         check_same(back(tmp_path / name, tmp_path / f"of-{name}"), load_file(llama / "model.safetensors"))
     shutil.copy(tmp_path / "one" / "model.fp16.safetensors", tmp_path / "one" / "model.bf16.safetensors")
-    with pytest.raises(BadData, match=r"several variants of the model: model\.bf16\.safetensors, model\.fp16\.safetensors"):
+    with pytest.raises(BadData, match="several variants of the model: bf16, fp16"):
         back(tmp_path / "one", tmp_path / "of-two")
+
+
+def test_shards_of_a_variant_without_an_index(llama: Path, tmp_path: Path) -> None:
+    """transformers puts the name of the variant before the number; diffusers and older files have it behind the number."""
+    place = tmp_path / "sharded"
+    AutoModelForCausalLM.from_pretrained(llama).save_pretrained(place, variant="fp16", max_shard_size="20KB")
+    (place / "model.safetensors.index.fp16.json").unlink()
+    check_same(back(place, tmp_path), load_file(llama / "model.safetensors"))
+    for path in place.glob("model.fp16-*.safetensors"):
+        path.rename(place / f"model{path.name.removeprefix('model.fp16').removesuffix('.safetensors')}.fp16.safetensors")
+    check_same(back(place, tmp_path / "older"), load_file(llama / "model.safetensors"))
+    min(place.glob("*.safetensors")).unlink()
+    with pytest.raises(BadData, match=r"number 1 of \d+ is missing"):
+        back(place, tmp_path / "damaged")
 
 
 def test_shards_without_an_index(llama: Path, tmp_path: Path) -> None:

@@ -1,6 +1,5 @@
 """`lt-convert merge`."""
 
-import dataclasses
 import sys
 
 import click
@@ -85,7 +84,7 @@ def merge(
     same command resumes an interrupted merge.
     """
     from lt_convert.commands import plan_table
-    from lt_convert.commands.merge import mergekit_config, merging, recipe, settings
+    from lt_convert.commands.merge import merge_request, merging, settings
     from lt_convert.commands.merge import sources as merge_sources
     from lt_convert.tensors.source_files import Files
 
@@ -97,27 +96,12 @@ def merge(
         target_transformer_impl,
     )
     check_plan_options(dry_run, as_json)
-    request = merging.MergeRequest([], to, output, weights, dtype, force, legacy, not no_verify, ema=ema)
-    if config is not None:
-        if sources or last or method or base or parameters or adapters:
-            raise console.UsageError(f"--config {config} names models, method and parameters", "drop the others")
-        merge_of_file = mergekit_config.read(config, seed)
-        request = dataclasses.replace(
-            request,
-            chosen=merge_of_file.chosen,
-            recipe=merge_of_file.recipe,
-            layers=merge_of_file.layers,
-            dtype=dtype or merge_of_file.out_dtype,
-        )
-    else:
-        if not sources:
-            raise console.UsageError("no checkpoint to merge", "name at least two, or a file with --config")
-        if method is None and (base or parameters):
-            raise console.UsageError("--base and --parameter are for merges by a method", "name one, as --method ties")
-        chosen = merge_sources.chosen(sources, last)
-        parsed = settings.parse(parameters)
-        made_by = recipe.from_options(method, chosen, base, parsed, dtype, seed) if method else None
-        request = dataclasses.replace(request, chosen=chosen, recipe=made_by, adapters=adapters)
+    request = merge_request.MergeRequest([], to, output, weights, dtype, force, legacy, not no_verify, ema=ema)
+    if config is not None and last:
+        raise console.UsageError(f"--config {config} names models, method and parameters", "drop the others")
+    chosen = merge_sources.chosen(sources, last) if sources else []
+    choices = merge_request.Choices(chosen, method, base, settings.parse(parameters), adapters, config, seed)
+    request = choices.applied(request)
     if dry_run:
         with Files() as files:
             record = merging.planned(request, files).to_record()

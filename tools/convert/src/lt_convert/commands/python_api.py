@@ -4,6 +4,7 @@ Options have the names and the defaults of the command line. Environment variabl
 depends on its arguments alone.
 """
 
+import json
 import operator
 import os
 from collections.abc import Iterable, Mapping, Sequence
@@ -11,7 +12,7 @@ from typing import Any, Literal, get_args
 
 from lt_convert.commands import checkpoint_comparison, checksum_verification, conversion, inspection
 from lt_convert.commands.merge import merging
-from lt_convert.commands.merge.merging import MergeRequest
+from lt_convert.commands.merge.merge_request import Choices, MergeRequest
 from lt_convert.commands.merge.sources import Chosen, last_of_run
 from lt_convert.formats import FORMATS, HUGGINGFACE, WRITTEN, names_with
 from lt_convert.formats.checkpoint import LegacyTarget
@@ -77,6 +78,13 @@ def merge(
     *,
     last: int | None = None,
     weights: str | None = None,
+    method: str | None = None,
+    base: Path | None = None,
+    parameters: Mapping[str, Any] | None = None,
+    adapters: Path | Iterable[Path] = (),
+    config: Path | None = None,
+    seed: int = 0,
+    ema: bool = False,
     dtype: Dtype | None = None,
     target_tensor_parallel_size: int | None = None,
     target_pipeline_parallel_size: int | None = None,
@@ -85,16 +93,22 @@ def merge(
     no_verify: bool = False,
     force: bool = False,
 ) -> Checkpoint:
-    """Average a model's checkpoints, in any formats, into the directory or URL `dst`, as `lt-convert merge` does.
+    """Average or merge checkpoints, in any formats, into the directory or URL `dst`, as `lt-convert merge` does.
 
     `sources` are checkpoints, or a dict of checkpoints with their weights, which are divided by their sum; with `last`, one run,
     and its newest checkpoints are merged. Without explicit weights the schedule `weights` sets them, the oldest checkpoint first:
     "uniform" (the default), "linear", "minus-sqrt" or "ema=0.9".
 
-    Returns the checkpoint at `dst` with the iteration of the newest source. Like `convert`, `merge` resumes an interrupted call,
-    and changes nothing if `dst` is up to date.
+    A `method` of mergekit merges models by its name, "slerp" or "ties" for instance, with the model before fine-tuning as `base`
+    and with `parameters`: numbers, lists (gradients over the layers) or filters, as in mergekit's files. `adapters` are LoRA
+    adapters of PEFT for the only source. `config` is a file of mergekit, for which `sources` is empty. `seed` is for random
+    masks. `ema` merges the averages that lt-train --ema-decay keeps.
 
-    Raises as `convert`, BadData also for checkpoints of different models, and NoInput if a run has fewer than `last`.
+    Returns the checkpoint at `dst` with the iteration of the newest source, or of the base. Like `convert`, `merge` resumes an
+    interrupted call, and changes nothing if `dst` is up to date.
+
+    Raises as `convert`, BadData also for checkpoints of different models, BadConfig for a wrong file of mergekit, and NoInput if
+    a run has fewer than `last`.
     """
     _check_choice("to", to, WRITTEN)
     _check_choice("dtype", dtype, get_args(Dtype))
@@ -105,16 +119,40 @@ def merge(
         target_virtual_pipeline_parallel_size,
         target_transformer_impl,
     )
-    chosen = _chosen(sources, _checked_size("last", last, 2))
-    return merging.merge(MergeRequest(chosen, to, os.fspath(dst), weights, dtype, force, legacy_target, not no_verify))
+    if config is None or last is not None:
+        chosen = _chosen(sources, _checked_size("last", last, 2))
+    else:
+        chosen = [Chosen(_place(path), None) for path in _paths(sources)]
+    choices = Choices(
+        chosen,
+        method,
+        None if base is None else _place(base),
+        _plain(parameters or {}),
+        [_place(path) for path in _paths(adapters)],
+        None if config is None else os.fspath(config),
+        _checked_size("seed", seed, 0) or 0,
+    )
+    request = MergeRequest([], to, os.fspath(dst), weights, dtype, force, legacy_target, not no_verify, ema=ema)
+    return merging.merge(choices.applied(request))
+
+
+def _paths(paths: Path | Iterable[Path]) -> list[Path]:
+    return [paths] if isinstance(paths, str | os.PathLike) else list(paths)
+
+
+def _plain(parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """Return `parameters` with plain numbers and lists, as YAML has them: they are recorded beside the result."""
+    try:
+        return dict(json.loads(json.dumps(dict(parameters), default=float)))
+    except (TypeError, ValueError) as error:
+        raise UsageError(f"the parameters are not numbers, lists and dicts: {error}", "as {'t': [0, 0.5, 1]}") from None
 
 
 def _chosen(sources: Path | Iterable[Path] | Mapping[Path, float], last: int | None) -> list[Chosen]:
     if isinstance(sources, Mapping):
         checkpoints = [Chosen(_place(path), float(weight)) for path, weight in sources.items()]
     else:
-        paths = [sources] if isinstance(sources, str | os.PathLike) else sources
-        checkpoints = [Chosen(_place(path), None) for path in paths]
+        checkpoints = [Chosen(_place(path), None) for path in _paths(sources)]
     if not checkpoints:
         raise UsageError("no checkpoint to merge", "name at least two")
     if last is None:

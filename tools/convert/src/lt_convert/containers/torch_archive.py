@@ -10,7 +10,7 @@ import functools
 import math
 import struct
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from lt_convert.containers import pickle_writer
@@ -18,7 +18,7 @@ from lt_convert.containers.pickle_writer import Call, Global, Persistent
 from lt_convert.tensors.output_files import Payload
 from lt_convert.tensors.source_files import Files
 from lt_convert.tensors.tensor import View, row_major, zeros
-from lt_shared.archives.torch_archive import STORAGES, TorchArchive
+from lt_shared.archives.torch_archive import DTYPES, STORAGES, TorchArchive
 from lt_shared.archives.zip_members import END_BYTES, LOCAL_HEADER_BYTES
 from lt_shared.console import BadData
 
@@ -174,7 +174,7 @@ def ends(path: str, offset: int, length: int) -> list[tuple[str, int, int]]:
 
 
 class _FileRange:
-    """`length` bytes from `offset` of a file, of which slices are read when they are requested."""
+    """`length` bytes from `offset` of a file; slices are read when they are requested."""
 
     def __init__(self, path: str, offset: int, length: int, files: Files):
         self._path, self._offset, self._length, self._files = path, offset, length, files
@@ -187,9 +187,11 @@ class _FileRange:
         return self._files.read(self._path, self._offset + start, stop - start)
 
 
-def read(path: str, offset: int, length: int, files: Files, name: str) -> tuple[Any, Callable[[Any], StoredValues]]:
+def read(
+    path: str, offset: int, length: int, files: Files, name: str, dtypes: Mapping[str, tuple[str, int]] = DTYPES
+) -> tuple[Any, Callable[[Any], StoredValues]]:
     """Read the inert object (`pickles.Record`) in the archive at byte `offset` of a file; return it with a function that locates
-    the values of its tensors.
+    the values of its tensors. `dtypes` are the known storages, as in `storage_view`.
 
     Raises BadData, naming `name`, for an archive that is damaged, compressed or holds anything unexpected; nothing is executed.
     """
@@ -203,7 +205,7 @@ def read(path: str, offset: int, length: int, files: Files, name: str) -> tuple[
     files.prefetch((path, offset + member.header_offset, LOCAL_HEADER_BYTES + len(member.name)) for member in members)
 
     def locate(record: Any) -> StoredValues:
-        tensor = archive.locate(record)
+        tensor = archive.locate(record, dtypes)
         begin, item_bytes = offset + tensor.begin, tensor.item_bytes
         if tensor.member.crc32:
             files.reader.expect(path, begin, tensor.member.size_bytes, tensor.member.crc32, name)

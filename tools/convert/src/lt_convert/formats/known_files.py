@@ -1,4 +1,4 @@
-"""The files of a checkpoint that lt-convert knows, by format, and the fate of each: the table in docs/guides/conversion.md.
+"""The files of a checkpoint that lt-convert knows, by format, and their fates: the table in docs/guides/conversion.md.
 
 A conversion warns of every other file. Patterns match names in the checkpoint's directory, and in its folders of chat templates.
 """
@@ -18,7 +18,7 @@ DIRECTORY = checkpoint_layout.HUGGINGFACE_DIRECTORY
 
 
 class Fate(enum.Enum):
-    """What a conversion does with a file."""
+    """How a conversion treats a file."""
 
     READ = "read: weights, settings, optimizer state"
     CARRIED = "copied unchanged"
@@ -28,7 +28,7 @@ class Fate(enum.Enum):
 
 @dataclasses.dataclass(frozen=True)
 class KnownFiles:
-    """Files of one fate. `pattern` matches their names, `shown` describes the names in the guide."""
+    """Files with the same fate. `pattern` matches their names, `shown` describes the names in the guide."""
 
     fate: Fate
     pattern: str
@@ -82,8 +82,10 @@ OF_RUN = KnownFiles(
 HUGGINGFACE = (
     KnownFiles(
         Fate.READ,
-        r"config\.json|model(\.\w+)?\.safetensors(\.index\.json)?|lt-convert\.padding|padding\.safetensors|sharded",
-        "`config.json`, `model*.safetensors` and `shard-*.safetensors` with their index, `lt-convert.padding`",
+        r"config\.json|model\.safetensors|(model\.safetensors|pytorch_model\.bin)\.index(\.\w+)?\.json|lt-convert\.padding|"
+        r"padding\.safetensors|sharded",
+        "`config.json`, the weights (`model*.safetensors`, `shard-*.safetensors` or `pytorch_model*.bin`) and their index, "
+        "`lt-convert.padding`",
     ),
     *CARRIED,
 )
@@ -115,12 +117,27 @@ MEGATRON_LEGACY = (
 TORCHTITAN = (
     KnownFiles(
         Fate.READ,
-        rf"\.metadata|.*\.distcp|config\.json|{re.escape(checkpoint_layout.RECORD)}",
-        "`.metadata`, `*.distcp`, `run.json`, `config.json`",
+        rf"\.metadata|.*\.distcp|metadata\.pkl|model_\d+\.pt|config\.json|{re.escape(checkpoint_layout.RECORD)}",
+        "`.metadata`, `*.distcp`, or `metadata.pkl`, `model_*.pt`; `run.json`, `config.json`",
     ),
     OF_RUN,
+    KnownFiles(
+        Fate.STATE,
+        r"(optimizer|train_state|lr_scheduler|dataloader)_\d+\.pt",
+        "`optimizer_*.pt`, `train_state_*.pt`, `lr_scheduler_*.pt`, `dataloader_*.pt`",
+    ),
 )
 MEGATRON_FSDP = MEGATRON_DIST
+OLMO_CORE = (
+    KnownFiles(
+        Fate.READ,
+        r"model_and_optim|config\.json|\.metadata\.json",
+        "`model_and_optim/`, `config.json`, `.metadata.json`",
+    ),
+    OF_RUN,
+    KnownFiles(Fate.STATE, r"train", "`train/`"),
+    KnownFiles(Fate.DROPPED, r"data_paths\.txt", "`data_paths.txt`"),
+)
 
 
 def is_carried(name: str) -> bool:

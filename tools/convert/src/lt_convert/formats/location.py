@@ -6,9 +6,10 @@ from collections.abc import Sequence
 
 from lt_convert import formats
 from lt_convert.containers.dcp import METADATA
-from lt_convert.formats import FORMATS, MEGATRON_FSDP, TORCHTITAN
+from lt_convert.formats import FORMATS, MEGATRON_FSDP, OLMO_CORE, TORCHTITAN, olmo_core
 from lt_convert.formats.checkpoint import Source
-from lt_convert.formats.directories import TORCHTITAN_STEP, listing, normalized
+from lt_convert.formats.directories import STEPS, listing, normalized
+from lt_convert.formats.huggingface import stored_weights
 from lt_convert.formats.megatron import fsdp, train_state
 from lt_convert.tensors.source_files import INCOMPLETE, Files
 from lt_shared.console import BadData, NoInput, warn
@@ -17,17 +18,13 @@ from lt_shared.contracts.manifest import Checkpoint, Dataset
 from lt_shared.files import ownership, storage
 
 _DEEPSPEED = re.compile(r"global_step\d+|layer_\d+-model_\d+-model_states\.pt|mp_rank_\d+_model_states\.pt")
-# Formats that are not read: a pattern of their file names, what they are, and how to make a checkpoint that is read.
+# Formats that are not read: a pattern of their file names, their description, and how to make a readable checkpoint.
 _FROM_TORCH = "write safetensors with transformers: AutoModelForCausalLM.from_pretrained(DIR, dtype='auto').save_pretrained(NEW)"
-_VARIANT = r"model\.[A-Za-z0-9_]+\.safetensors|model\.safetensors\.index\.[A-Za-z0-9_]+\.json"
 _UNREAD_FORMATS: Sequence[tuple[str, str, str]] = (
     (r"adapter_config\.json|adapter_model\.(safetensors|bin)", "a LoRA adapter without its model",
      "merge it into its base: lt-convert merge BASE --adapter DIR --to hf -o NEW"),
-    (r"pytorch_model.*\.bin(\.index.*\.json)?", "PyTorch weights (pickles), which are not read", _FROM_TORCH),
-    (r"consolidated\.\d+\.pth", "Meta's original Llama weights, which are not read",
-     "use the repository's safetensors, or convert it with transformers' convert_llama_weights_to_hf.py"),
-    (r"consolidated(-\d+-of-\d+)?\.safetensors(\.index\.json)?", "Mistral's original weights, which are not read",
-     "use the model-*.safetensors and config.json of the same repository, or transformers' convert_mistral_weights_to_hf.py"),
+    (r"consolidated(\.\d+\.pth|(-\d+-of-\d+)?\.safetensors(\.index\.json)?)", "weights of Meta or Mistral without params.json",
+     "put the params.json of the same repository beside it"),
     (r".*\.gguf", "a GGUF file of llama.cpp, which is not read",
      "AutoModelForCausalLM.from_pretrained(DIR, gguf_file=FILE).save_pretrained(NEW) dequantizes it; better use the original"),
     (r".*\.onnx(_data)?", "an ONNX graph, which is not read", "use the model that it was exported from"),
@@ -38,6 +35,7 @@ _UNREAD_FORMATS: Sequence[tuple[str, str, str]] = (
     (r".*\.nemo|model_weights\.ckpt|model_config\.yaml", "a checkpoint of NeMo 1, which is not read",
      "convert it first: convert_nemo1_to_nemo2.py of NeMo"),
     (r".*\.(npz|mlx)|weights(\.\d+)?\.safetensors", "MLX weights, which are not read", "use the original model"),
+    (r"(model|optimizer|train_state)_\d+\.pt", "files of torch_checkpointing without metadata.pkl", INCOMPLETE),
     (r".*\.ckpt", "a checkpoint of PyTorch Lightning, which is not read",
      "load it in the program that wrote it, and save_pretrained the model"),
     (r".*\.(pt|pth|bin|tar)", "PyTorch files (pickles), which are not read", _FROM_TORCH),
@@ -77,10 +75,12 @@ def locate(argument: str, files: Files) -> tuple[str, str]:
     if {"weights", "context"} <= set(names):
         path = _weights_of_nemo(path)
         names = listing(path)
-    steps = [(int(match[1]), name) for name in names if (match := TORCHTITAN_STEP.fullmatch(name))]
-    if steps:
+    steps = [(int(match[1]), name) for pattern in STEPS for name in names if (match := pattern.fullmatch(name))]
+    if steps and not olmo_core.recognise(names):
         path = _newest_step(path, steps)
         names = listing(path)
+    if olmo_core.recognise(names):
+        return path, OLMO_CORE.name
     recognised = formats.recognise(names)
     # TorchTitan and Megatron-FSDP have the same files; the names of the tensors tell them apart.
     if recognised == TORCHTITAN.name and METADATA in names and fsdp.is_stored(path, files):
@@ -141,29 +141,36 @@ def _weights_of_nemo(path: str) -> str:
 
 
 def is_finished_step(directory: str) -> bool:
-    """Whether TorchTitan takes a `step-*` directory for a checkpoint: it writes `.metadata` or the index of safetensors last."""
+    """Whether a trainer takes its directory of a step for a checkpoint.
+
+    TorchTitan writes `.metadata` or the index of safetensors last, OLMo-core two files beside the tensors.
+    """
     try:
-        return formats.recognise(listing(directory)) is not None
+        names = listing(directory)
+        return olmo_core.is_finished(names) if olmo_core.recognise(names) else formats.recognise(names) is not None
     except NoInput:
         return False
 
 
 def _newest_step(path: str, steps: list[tuple[int, str]]) -> str:
-    """The newest complete TorchTitan checkpoint of a run. Warns of newer ones that are not complete."""
+    """The newest complete step of TorchTitan or OLMo-core. Warns of newer ones that are not complete."""
     for position, (_, name) in enumerate(ordered := sorted(steps, reverse=True)):
         if is_finished_step(f"{path}/{name}"):
             if position:
                 newer = ", ".join(name for _, name in ordered[:position])
-                warn(f"{path}: {newer}: not complete (no {METADATA}): the newest complete one is {name}")
+                warn(f"{path}: {newer}: not complete: the newest complete one is {name}")
             return f"{path}/{name}"
     raise BadData(f"{path}: none of its {len(steps)} checkpoints is complete", INCOMPLETE)
 
 
 def _error_for_unread_format(path: str, names: Sequence[str]) -> BadData | None:
     """An error that names the first kind of known, unread files among `names` in the directory `path`; None for none."""
-    variants = sorted(file_name for file_name in names if re.fullmatch(_VARIANT, file_name))
+    variants = stored_weights.variants(names)
     if len(variants) > 1:
         return BadData(f"{path}: several variants of the model: {', '.join(variants)}", "keep the files of one of them")
+    weights = stored_weights.weight_files(names)
+    if weights:
+        return BadData(f"{path}/config.json: missing beside {weights[0]}", "put the config.json of the model there")
     for pattern, kind, remedy in _UNREAD_FORMATS:
         examples = sorted(file_name for file_name in names if re.fullmatch(pattern, file_name))
         if examples:

@@ -100,6 +100,11 @@ def _block_bytes(tensor: Tensor) -> int:
     return REMOTE_BLOCK_BYTES if any(storage.is_remote(file) for file in tensor.files) else BLOCK_BYTES
 
 
+def is_read_at_once(tensor: Tensor) -> bool:
+    """Whether each block is copied from one transposed matrix in memory: then some rows cost as much as all."""
+    return _matrix(tensor) is not None
+
+
 def read(tensor: Tensor, files: Files) -> Bits:
     """All values of a small tensor as raw bits, unsigned integers of shape [*shape]."""
     values = TensorReader(files).rows(flat(tensor), 0, flat(tensor).shape[0])

@@ -285,14 +285,21 @@ def _expanded(patterns: Iterable[str], architecture: Architecture) -> Iterator[t
     yield from ((pattern, pattern, str) for pattern in patterns[:first])
     for layer in range(architecture.num_layers + architecture.mtp_num_layers):
         numbers = _numbers(layer, architecture)
+
+        # A layer of DeepSeek-V3 has 256 experts, whose names differ in one number.
+        @functools.cache
+        def fill_layer(text: str, numbers: dict[str, int] = numbers) -> str:
+            for placeholder, number in numbers.items():
+                text = text.replace(placeholder, str(number))
+            return text
+
         for pattern in layered:
             if not any(placeholder in pattern for placeholder in numbers):
                 continue
             for expert in range(architecture.num_experts or 0) if EXPERT in pattern else (None,):
 
-                def fill(text: str, numbers: dict[str, int] = numbers, expert: int | None = expert) -> str:
-                    for placeholder, number in numbers.items():
-                        text = text.replace(placeholder, str(number))
+                def fill(text: str, fill_layer: Callable[[str], str] = fill_layer, expert: int | None = expert) -> str:
+                    text = fill_layer(text)
                     return text if expert is None else text.replace(EXPERT, str(expert))
 
                 yield fill(pattern), pattern, fill

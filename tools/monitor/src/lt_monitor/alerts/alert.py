@@ -20,7 +20,8 @@ from lt_monitor.events.alert_findings import Finding, duration, worst
 from lt_monitor.events.records import Record
 from lt_monitor.logs import log_files
 from lt_monitor.runs.faults import failure_causes
-from lt_monitor.runs.run_state import RunState, state_for
+from lt_monitor.runs.run_state import RunState
+from lt_monitor.runs.state_lookup import state_for
 from lt_shared import console
 from lt_shared.console import BadData, ExitCode, IoFailure, warn
 from lt_shared.contracts import checkpoint_layout

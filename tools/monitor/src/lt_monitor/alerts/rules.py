@@ -6,6 +6,7 @@ whether a checkpoint exists) come in a `Snapshot`, so a rule gives the same answ
 
 import dataclasses
 import itertools
+import signal
 import statistics
 from collections.abc import Callable, Iterator
 
@@ -26,6 +27,8 @@ STOPPED_JOB_STATES = {
     "CANCELLED": ("cancelled", "info"),
     "FAILED": ("job-failed", "critical"),
 }
+# Slurm says 0:53 of a job whose output file it cannot open.
+UNWRITABLE_LOG_SIGNAL = 53
 SLOWDOWNS = ("hw_slowdown", "hw_thermal_slowdown", "hw_power_brake_slowdown", "sw_thermal_slowdown")
 
 
@@ -158,11 +161,21 @@ def _job(state: RunState, record: Record, thresholds: Thresholds) -> Iterator[Fi
     rule, severity = stopped
     codes = [record["exit_code"]] if record.get("exit_code") else record.get("exit_codes") or ()
     code = f", exit code {' or '.join(map(str, codes))}" if codes else ""
+    code += f", {_signal_text(record['signal'])}" if record.get("signal") else ""
     message = f"job {record['job']} is {record['state']}{code}{', ' + record['reason'] if record.get('reason') else ''}"
-    fields = _chosen(record, "job", "state", "exit_code", "exit_codes", "node")
+    fields = _chosen(record, "job", "state", "exit_code", "exit_codes", "signal", "node")
     yield Finding(
         rule, severity, state.run, f"job:{record['job']}:{record.get('restarts', 0)}:{record['state']}", message, fields
     )
+
+
+def _signal_text(number: int) -> str:
+    if number == UNWRITABLE_LOG_SIGNAL:
+        return "Slurm could not open its output file (0:53)"
+    try:
+        return f"signal {number} ({signal.Signals(number).name})"
+    except ValueError:
+        return f"signal {number}"
 
 
 def _gpu(state: RunState, record: Record, thresholds: Thresholds) -> Iterator[Finding]:

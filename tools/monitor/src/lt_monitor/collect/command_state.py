@@ -19,7 +19,8 @@ from lt_monitor.logs import log_files, time_zone
 from lt_monitor.logs.deduplication import Deduplicator
 from lt_monitor.logs.parsed_block import ParsedBlock
 from lt_monitor.logs.time_zone import TimeZoneCorrection
-from lt_monitor.runs.run_state import MAXIMUM_RUNS, RunState
+from lt_monitor.runs.run_state import RunState
+from lt_monitor.runs.state_lookup import MAXIMUM_RUNS
 from lt_shared.console import UsageError, note, warn
 from lt_shared.files import storage
 
@@ -64,9 +65,12 @@ class CommandState:
         """Call `take` with each record of the logs; with a state file, only with new records.
 
         Standard input, pipes and remote logs have no offsets, so all their records count as new. Raises NoInput when a log is
-        missing.
+        missing, and without a state file also NoInput or BadData when no log has text.
         """
-        for path in log_files.expand(self.patterns):
+        paths = log_files.expand(self.patterns)
+        if self._offsets is None:
+            log_files.require_text(paths)
+        for path in paths:
             clock = self._clock(path)
             if self._offsets is None or path == log_files.STANDARD_INPUT or not os.path.isfile(path):
                 for block in log_files.event_blocks(path):

@@ -5,24 +5,18 @@ date. `train.1.log` (logback, loguru) and `old/train.log.1` (logrotate's olddir)
 count only after a file whose content continues the log at the saved offset.
 """
 
-import bz2
 import contextlib
 import dataclasses
 import functools
-import gzip
-import importlib
-import lzma
 import os
 import re
-import sys
 import time
-import zlib
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from typing import IO, Any
 
-from lt_monitor.logs import log_files
-from lt_shared.console import BadData, warn
+from lt_monitor.logs import compressed_logs, log_files
+from lt_shared.console import BadData
 
 # Rotation may rename files while they are being opened. A second listing shows it, and all files are opened again.
 ATTEMPTS = 5
@@ -32,14 +26,12 @@ MAXIMUM_DIRECTORIES = 64
 # The clock of file modification times advances in steps of up to 10 ms, so a directory that has just changed may change again
 # without a new time. Listings are cached only for directories older than this.
 CLOCK_STEP_NS = 50_000_000
-# Errors at the end of a file that is still being compressed, and of a file that only looks compressed.
-UNREADABLE = (OSError, BadData, EOFError, lzma.LZMAError, zlib.error)
+UNREADABLE = (OSError, BadData)
 
 _COMPRESSION = re.compile(r"\.(?:gz|xz|bz2|zst)$")
 _SUFFIX = re.compile(r"[.-](?:\d[\d._T:-]*|old)$")
 _DATED = re.compile(r"[.-](?:\d{8}|\d{4}-\d\d-\d\d)[\d._T:-]*$")
 _COUNTER = re.compile(r"[.-](\d{1,4})$")
-_ZSTD = "compression.zstd" if sys.version_info >= (3, 14) else "backports.zstd"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -182,28 +174,10 @@ def _opened(name: str, path: str, files: contextlib.ExitStack) -> Generation | N
     """Open one rotated file; return None if it cannot be opened."""
     try:
         file = files.enter_context(log_files.open_file(name))
-        log = _decompressing(file, name)
+        log = compressed_logs.decompressing(file)
     except (OSError, BadData):
         return None
     plain = _COMPRESSION.sub("", name)
     series = _series(name, path)
     is_numbered = series is None and (not plain.startswith(path) or _SUFFIX.fullmatch(plain[len(path) :]) is not None)
     return Generation(name, log, os.fstat(file.fileno()), is_numbered, log is not file, series)
-
-
-def _decompressing(file: Any, name: str) -> Any:
-    """Return `file`, or a decompressing reader if its first bytes are a compression format's."""
-    begin = file.peek(6)
-    if begin.startswith(b"\x1f\x8b"):
-        return gzip.open(file)
-    if begin.startswith(b"\xfd7zXZ"):
-        return lzma.open(file)
-    if begin.startswith(b"BZh"):
-        return bz2.open(file)
-    if begin.startswith(b"\x28\xb5\x2f\xfd"):
-        try:
-            return importlib.import_module(_ZSTD).open(file)
-        except ImportError:
-            warn(f"{log_files.printable(name)}: is compressed with zstd and passed over; pip install backports.zstd to read it")
-            raise BadData(f"{name}: is compressed with zstd") from None
-    return file

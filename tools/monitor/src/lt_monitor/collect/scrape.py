@@ -16,7 +16,7 @@ from lt_monitor.collect.generations import Generation
 from lt_monitor.collect.offsets import LogOffset, LogOffsets, SavedLogOffset
 from lt_monitor.collect.outputs import Output
 from lt_monitor.events import records
-from lt_monitor.logs import log_files
+from lt_monitor.logs import compressed_logs, log_files
 from lt_monitor.logs.deduplication import Deduplicator
 from lt_monitor.logs.log_parser import LogParser
 from lt_monitor.logs.parsed_block import ParsedBlock
@@ -116,7 +116,7 @@ def scrape_log(path: str, offsets: LogOffsets, output: Sink) -> None:
     saved = offsets.saved.get(absolute)
     if saved is not None and absolute not in offsets.new and saved.is_unchanged(os.stat(path)):
         return
-    with log_files.open_file(path) as log:
+    with log_files.open_log(path) as log:
         log_offset = offsets.find(absolute, log)
         earlier = offsets.replaced(absolute, log_offset)
         if earlier is not None:
@@ -138,9 +138,9 @@ def _read_appended(path: str, rotated: SavedLogOffset, offsets: LogOffsets, outp
         return
     with contextlib.suppress(*generations.UNREADABLE):
         status = os.stat(rotated.path)
-        if rotated.is_unchanged(status) or status.st_ino != rotated.inode or status.st_size <= rotated.offset:
+        if rotated.is_unchanged(status) or status.st_ino != rotated.inode:
             return
-        with log_files.open_file(rotated.path) as log:
+        with log_files.open_log(rotated.path) as log:
             log_offset = offsets.find(rotated.path, log)
             if log_offset.offset >= rotated.offset:
                 _read_on(_shown(path, rotated.path), log_files.run_name(path), log, log_offset, output)
@@ -170,7 +170,13 @@ def _read_generations(
             before = offsets.saved.get(one.path)
             if log_offset.offset == 0 and before is not None and before.offset:
                 _tell_replaced(shown, shown_run, before, output)
-            _read_on(shown, shown_run, one.log, log_offset, output, final=one.is_compressed)
+            _read_on(shown, shown_run, one.log, log_offset, output)
+            problem = compressed_logs.problem_of(one.log)
+            if problem is not None:
+                # Its job or its compressor may still write it: the next pass reads on.
+                warn(f"{log_files.printable(one.path)}: {problem}")
+            elif one.is_compressed and log_offset.offset < one.log.tell():
+                _read_on(shown, shown_run, one.log, log_offset, output, final=True)
         except generations.UNREADABLE as error:
             warn(f"{log_files.printable(one.path)}: cannot be read to its end: {error}")
             continue

@@ -3,8 +3,9 @@
 A job's record carries the run name that its log would have, so `alert` knows whether a silent run should be running. `squeue
 --json` is tried first. Its shape changed with every data parser (a state is a text or a list, a number may be an object), and old
 versions lack it, so plain columns are the second choice. For a job that squeue has forgotten, scontrol has the same data and is
-asked first. sacct has less: only the log named on the command line, and only exit code 0 is certain. sacct's text subtracts 128
-from every code from 128 on, and `sacct --json` of 22.05 reports SUCCESS and 0 for every job.
+asked first, then sacct, whose answers complete each other. Its text subtracts 128 from every code from 128 on (before 25.11), and
+`sacct --json` of 22.05 reports SUCCESS and 0 for every exit code. sacct knows the log's pattern since 24.05, before that only if
+the command line named it.
 """
 
 import datetime
@@ -25,13 +26,13 @@ COLUMN_NAMES = (
     "partition", "state_reason", "current_working_directory", "name",
 )  # fmt: skip
 SACCT_FIELDS = "JobIDRaw,JobID,JobName,State,ExitCode,Submit,Start,End,NNodes,NodeList,User,Partition,WorkDir"
-# Since 21.08. It is the last column because it may contain bars.
-SACCT_SUBMIT_LINE = "SubmitLine"
+# Columns of newer versions: since 24.05, and since 21.08. The command line is the last column because it may contain bars.
+SACCT_NEWER_FIELDS = ("StdOut,SubmitLine", "SubmitLine")
 SACCT_NAMES = {
     "JobIDRaw": "job_id", "JobID": "shown_id", "JobName": "name", "State": "job_state", "ExitCode": "exit_code",
     "Submit": "submit_time", "Start": "start_time", "End": "end_time", "NNodes": "node_count", "NodeList": "nodes",
     "User": "user_name", "Partition": "partition", "WorkDir": "current_working_directory",
-    "SubmitLine": "submit_line", "AllocTRES": "tres_alloc_str",
+    "SubmitLine": "submit_line", "AllocTRES": "tres_alloc_str", "StdOut": "stdout", "Restarts": "restart_cnt",
 }  # fmt: skip
 SCONTROL_NAMES = {
     "JobId": "job_id", "ArrayJobId": "array_job_id", "ArrayTaskId": "array_task_id", "JobName": "name", "JobState": "job_state",
@@ -56,7 +57,10 @@ _LONG_STATES = (
     "REQUEUED",
     "TIMEOUT",
 )
+_WHOLE_STATES = {*_LONG_STATES, "PENDING", "RUNNING", "SUSPENDED", "FAILED", "DEADLINE"} - {"COMPLETING", "REQUEUED"}
 _HIGHEST_SIGNAL = 64
+# Slurm's number for a job that is no task of an array. It also fills in the pattern %a.
+_NO_TASK = 4294967294
 _PAIR = re.compile(r"(?:^|\s)([A-Za-z][\w/:]{0,30})=")
 
 
@@ -98,27 +102,47 @@ def _finished(jobs: Sequence[str]) -> list[Record]:
     """Return the records of jobs that are no longer queued, from scontrol or sacct."""
     job_records: list[Record] = []
     for job in jobs:
-        sacct = ["sacct", "-X", "-P", "-D", "-j", job, "-o"]
-        answers = (
-            ["scontrol", "-o", "show", "job", job],
-            [*sacct, f"{SACCT_FIELDS},{SACCT_SUBMIT_LINE}"],
-            [*sacct, SACCT_FIELDS],
-        )
-        reasons = []
-        for arguments in answers:
-            try:
-                records = parse(external_programs.answer(arguments), arguments[0])
-            except external_programs.NoAnswer as error:
-                if SACCT_SUBMIT_LINE not in str(error):
-                    reasons.append(str(error))
-                continue
-            if any(record["kind"] == "job" for record in records):
-                job_records += records
-                break
-            reasons.append(f"{arguments[0]}: no such job")
-        else:
-            job_records.append(missing(SOURCE, f"job {job}: {'; '.join(reasons)}"))
+        reasons: list[str] = []
+        records = _answered(["scontrol", "-o", "show", "job", job], reasons) or _from_accounting(job, reasons)
+        job_records += records or [missing(SOURCE, f"job {job}: {'; '.join(reasons)}")]
     return job_records
+
+
+def _answered(arguments: Sequence[str], reasons: list[str]) -> list[Record]:
+    """Return the jobs that a program prints, or none; then `reasons` gets why."""
+    try:
+        records = parse(external_programs.answer(arguments), arguments[0])
+    except external_programs.NoAnswer as error:
+        reasons.append(str(error))
+        return []
+    jobs = [record for record in records if record["kind"] == "job"]
+    if not jobs:
+        reasons.append(f"{arguments[0]}: no such job")
+    return jobs
+
+
+def _from_accounting(job: str, reasons: list[str]) -> list[Record]:
+    """Return sacct's records of a job: its text, with the exit codes and logs that its JSON knows better."""
+    text: list[Record] = []
+    for newer_fields in (*SACCT_NEWER_FIELDS, ""):
+        problems: list[str] = []
+        fields = f"{SACCT_FIELDS},{newer_fields}" if newer_fields else SACCT_FIELDS
+        text = _answered(["sacct", "-X", "-P", "-D", "-j", job, "-o", fields], problems)
+        # An older sacct names the field that it does not know.
+        if text or not any(field in problem for field in newer_fields.split(",") if field for problem in problems):
+            reasons += problems
+            break
+    if text and all("log" in record and "exit_codes" not in record for record in text):
+        return text
+    json_records = {record["job"]: record for record in _answered(["sacct", "--json", "-D", "-j", job], [])}
+    return [_completed(record, json_records.get(record["job"], {})) for record in text]
+
+
+def _completed(text_record: Record, json_record: Record) -> Record:
+    """Add to a record of sacct's text the exit code and the log that sacct's JSON has."""
+    names = ("exit_code", "signal", *(() if "log" in text_record or "log" not in json_record else ("log", "run")))
+    completed = text_record | {name: json_record[name] for name in names if name in json_record}
+    return {name: value for name, value in completed.items() if name != "exit_codes" or "exit_code" not in completed}
 
 
 def parse(text: str, file: str) -> list[Record]:
@@ -203,7 +227,11 @@ def _jobs(jobs: Iterable[Record], file: str) -> list[Record]:
 
 def _job(job: Record, file: str) -> Record | None:
     """Return a job's record from any shape that Slurm prints; None if it has no id or no state."""
-    number, array, task = _whole(job.get("job_id")), _whole(job.get("array_job_id")), _whole(job.get("array_task_id"))
+    in_array = _object(job.get("array"))
+    number = _whole(job.get("job_id"))
+    array = _whole(job.get("array_job_id")) or _whole(in_array.get("job_id"))
+    task = _whole(job.get("array_task_id", in_array.get("task_id")))
+    task = None if task == _NO_TASK else task
     if (numbers := _SHOWN.fullmatch(_text(job.get("shown_id")))) is not None:
         # An array task, or a component of a heterogeneous job, whose script and log belong to the leader.
         array, task = _whole(numbers["array"]) or array, _whole(numbers["task"]) if numbers["task"] else task
@@ -226,7 +254,7 @@ def _job(job: Record, file: str) -> Record | None:
     reason = _text(job.get("state_reason")) or _text(_object(job.get("state")).get("reason"))
     if reason and reason != "None":
         details["reason"] = reason
-    if nodes := _text(job.get("nodes")):
+    if (nodes := _text(job.get("nodes"))) and not nodes.startswith("None"):
         details["nodes"] = nodes
     if (count := _whole(job.get("node_count") or job.get("allocation_nodes"))) is not None:
         details["node_count"] = count
@@ -256,7 +284,8 @@ def _state(job: Record) -> str:
     if isinstance(state, dict):
         state = state.get("current")
     if isinstance(state, list):
-        state = state[0] if state else ""
+        # A state may come with flags such as COMPLETING and REQUEUED.
+        state = next((one for one in state if one in _WHOLE_STATES), state[0] if state else "")
     words = _text(state).split()
     word = words[0] if words else ""
     if not word.endswith("+"):
@@ -267,7 +296,8 @@ def _state(job: Record) -> str:
 def _log(job: Record, shown: str, number: int, array: int | None, task: int | None) -> str:
     """Return the file of the job's output. Slurm before 24.05 reports only the pattern, and nothing for the default pattern."""
     expanded = _text(job.get("stdout_expanded"))
-    directory = _text(job.get("current_working_directory"))
+    directory = _text(job.get("current_working_directory") or job.get("working_directory"))
+    restarts = _whole(job.get("restart_cnt"))
     pattern = (
         expanded
         or _text(job.get("standard_output"))
@@ -282,9 +312,10 @@ def _log(job: Record, shown: str, number: int, array: int | None, task: int | No
     if not expanded:
         host = _text(job.get("batch_host")) or submit_line.first_host(_text(job.get("nodes")))
         pattern = submit_line.expanded(pattern, {
-            "%": "%", "A": str(array or number), "a": "4294967294" if task is None else str(task), "j": str(number),
+            "%": "%", "A": str(array or number), "a": str(_NO_TASK if task is None else task), "j": str(number),
             "J": str(number), "x": _text(job.get("name")), "u": _text(job.get("user_name") or job.get("user")), "n": "0",
             "t": "0", "s": "batch", "b": "" if task is None else str(task % 10), "N": host,
+            "r": "" if restarts is None else str(restarts),
         })  # fmt: skip
     return pattern if not pattern or pattern.startswith("/") or not directory else f"{directory.rstrip('/')}/{pattern}"
 
@@ -299,14 +330,17 @@ def _exit(value: object) -> Record:
         code, signal = (int(part) for part in value.split(":"))
     elif isinstance(value, int):
         code, signal = value >> 8, value & 0x7F
-    return {"exit_code": code} | ({"signal": signal} if signal and signal <= _HIGHEST_SIGNAL else {}) if code is not None else {}
+    if signal:
+        # The code of a process that a signal ended is not set, or is left over.
+        return {"exit_code": 0} | ({"signal": signal} if signal <= _HIGHEST_SIGNAL else {})
+    return {"exit_code": code} if code is not None else {}
 
 
 def _accounted_exit(value: object, state: str) -> Record:
     """Return the exit status from sacct.
 
-    sacct's text subtracts 128 from codes of at least 128, so a code below 128 stands for two codes. 0 is certain only for
-    COMPLETED.
+    sacct's text subtracts 128 from codes of at least 128 (before 25.11), so a code below 128 stands for two codes. 0 is certain
+    only for COMPLETED.
     """
     exit_status = _exit(value)
     code, is_success = exit_status.get("exit_code"), state == "COMPLETED"

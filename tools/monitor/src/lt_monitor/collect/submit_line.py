@@ -16,7 +16,7 @@ _LONG_FLAGS = frozenset(
 )
 # `ou` is the shortest abbreviation of --output: --overcommit, --overlap and --oversubscribe begin with `o`, too.
 _OUTPUT, _SHORTEST_OUTPUT = "output", "ou"
-_PATTERN = re.compile(r"%(\d{0,2})([%AabjJxuntNs])")
+_PATTERN = re.compile(r"%(\d{0,9})([%AabJjxuntNrs])")
 _TEXTS = "xuN%s"
 # Slurm pads numbers to at most this many digits.
 _MOST_DIGITS = 10

@@ -1,17 +1,14 @@
-"""Recognise files that are no text logs: empty, blank, compressed, UTF-16 or binary."""
+"""Recognise files that are no text logs: empty, blank, UTF-16, binary, or compressed in a way that cannot be read."""
 
 import re
 import shlex
 from typing import IO
 
+from lt_monitor.logs.compressed_logs import DecompressedLog, problem_of
 from lt_shared.console import BadData, NoInput, ToolError
 
 COMPRESSION = re.compile(r"\.(?:gz|xz|bz2|zst|lz4|lz|Z)$")
 _NO_TEXT = {
-    b"\x1f\x8b": ("compressed with gzip", "zcat"),
-    b"\x28\xb5\x2f\xfd": ("compressed with zstd", "zstdcat"),
-    b"\xfd7zXZ": ("compressed with xz", "xzcat"),
-    b"BZh": ("compressed with bzip2", "bzcat"),
     b"\x04\x22\x4d\x18": ("compressed with lz4", "lz4cat"),
     b"LZIP": ("compressed with lzip", "lzip -dc"),
     b"\x1f\x9d": ("compressed with compress", "zcat"),
@@ -30,23 +27,42 @@ BLOCK_BYTES = 1 << 21
 
 
 def text_problem(shown: str, file: IO[bytes]) -> ToolError | None:
-    """Return why the open log `shown` cannot be read (empty, blank, compressed, UTF-16 or binary), or None."""
-    size = file.seek(0, 2)
+    """Return why the open log `shown` cannot be read (empty, blank, UTF-16 or binary, not to be decompressed), or None."""
     file.seek(0)
     begin = file.read(PROBE_BYTES)
-    file.seek(max(0, size - PROBE_BYTES))
-    end = file.read(PROBE_BYTES)
+    # The end of a compressed log comes only after all of it is decompressed.
+    end = begin if isinstance(file, DecompressedLog) else _end(file)
+    if (damage := damage_problem(shown, file, len(begin))) is not None:
+        return damage
     if not begin:
         return NoInput(f"{shown}: is empty", "name the log that the job writes, or wait for its first line")
-    if (problem := compression(shown, begin)) is not None:
+    if (problem := packing_problem(shown, begin)) is not None:
         return problem
     for part in (begin, end):
-        text = _HOLE.sub(b"", part)
-        if len(text) - len(text.translate(None, _CONTROLS)) > MAXIMUM_CONTROL_SHARE * len(text):
-            return BadData(f"{shown}: is binary, not text", "name the log that the job writes")
+        if (problem := binary_problem(shown, part)) is not None:
+            return problem
     if _is_blank(begin) and _is_blank(end):
         return _blank_problem(shown, file)
     return None
+
+
+def binary_problem(shown: str, part: bytes) -> ToolError | None:
+    """Return the problem of a log if too many of the first PROBE_BYTES in `part` are control characters."""
+    text = _HOLE.sub(b"", part[:PROBE_BYTES])
+    if len(text) - len(text.translate(None, _CONTROLS)) > MAXIMUM_CONTROL_SHARE * len(text):
+        return BadData(f"{shown}: is binary, not text", "name the log that the job writes")
+    return None
+
+
+def damage_problem(shown: str, log: IO[bytes], content_bytes: int) -> ToolError | None:
+    """Return the problem of a compressed log that is damaged before its first content."""
+    damage = problem_of(log)
+    return BadData(f"{shown}: {damage}", "compress or copy the log again") if damage is not None and not content_bytes else None
+
+
+def _end(file: IO[bytes]) -> bytes:
+    file.seek(max(0, file.seek(0, 2) - PROBE_BYTES))
+    return file.read(PROBE_BYTES)
 
 
 def _is_blank(text: bytes) -> bool:
@@ -67,8 +83,8 @@ def _blank_problem(shown: str, file: IO[bytes]) -> ToolError | None:
     return NoInput(f"{shown}: holds nothing but blank lines", "name the log that the job writes, or wait for its first line")
 
 
-def compression(shown: str, begin: bytes) -> ToolError | None:
-    """Return how a file with these first bytes is compressed or encoded, with a remedy; None for text and unknown formats."""
+def packing_problem(shown: str, begin: bytes) -> ToolError | None:
+    """Return how a file with these first bytes is packed or encoded, with a remedy; None if it is not, or can be decompressed."""
     how = packed(begin)
     if how is None:
         return None

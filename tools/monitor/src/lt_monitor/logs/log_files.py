@@ -9,7 +9,6 @@ import errno
 import fcntl
 import os
 import re
-import shlex
 import stat
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -17,7 +16,7 @@ from typing import IO
 
 from lt_monitor.events.escaping import counted
 from lt_monitor.events.records import Record
-from lt_monitor.logs import file_contents
+from lt_monitor.logs import compressed_logs, file_contents
 from lt_monitor.logs.log_parser import LogParser
 from lt_monitor.logs.parsed_block import ParsedBlock
 from lt_shared.console import BadData, NoInput, ToolError, warn
@@ -29,7 +28,7 @@ STANDARD_INPUT = "-"
 # Linux's limit for unprivileged users. The default pipe holds 64 KiB, and every block costs a fixed time.
 PIPE_BYTES = 1 << 20
 
-_EXTENSION = re.compile(r"\.(?:log|out|err|txt|jsonl)(?:[.-]\d+)?$")
+_EXTENSION = re.compile(rf"\.(?:log|out|err|txt|jsonl)(?:[.-]\d+)?(?:{file_contents.COMPRESSION.pattern.removesuffix('$')})?$")
 RUN_LOGS = ("train.log", "metrics.jsonl")
 LOG_ENDINGS = (".log", ".out", ".txt", ".err")
 _NAMES_FOR_ANY_RUN = ("train", "metrics", "log", "output", "stdout", "stderr", "progress")
@@ -153,6 +152,11 @@ def open_file(path: str) -> IO[bytes]:
     return open(descriptor, "rb")
 
 
+def open_log(path: str) -> IO[bytes]:
+    """Open a log as `open_file` does, as its content if it is compressed."""
+    return compressed_logs.decompressing(open_file(path))
+
+
 def _logs_in(directory: str, left_out: dict[str, ToolError]) -> list[str]:
     """Return lt-train's log in the directory (one of two equivalent files), else every file named like a log or a rank."""
     paths = {name: os.path.join(directory, name) for name in sorted(os.listdir(directory))}
@@ -160,11 +164,11 @@ def _logs_in(directory: str, left_out: dict[str, ToolError]) -> list[str]:
     run_logs = [files[name] for name in RUN_LOGS if name in files and os.path.getsize(files[name])]
     named_logs = [path for name, path in files.items() if _is_called_log(name) and not name.startswith(".")]
     named_logs = list(dict.fromkeys([*named_logs, *(() if run_logs else _rank_logs(directory))]))
-    compressed: dict[str, ToolError] = {}
-    named_logs = list(_uncompressed(named_logs, compressed))
+    unreadable: dict[str, ToolError] = {}
+    named_logs = list(_readable(named_logs, unreadable))
     if not run_logs:
-        left_out |= compressed
-    if not run_logs and not named_logs and not compressed:
+        left_out |= unreadable
+    if not run_logs and not named_logs and not unreadable:
         endings = ", ".join(f"*{ending}" for ending in LOG_ENDINGS)
         raise NoInput(
             f"{directory}: no log in this directory, neither {' nor '.join(RUN_LOGS)} nor {endings}",
@@ -184,20 +188,22 @@ def _beginning(path: str) -> bytes:
         return file.read(file_contents.PROBE_BYTES)
 
 
-def _uncompressed(paths: Iterable[str], compressed: dict[str, ToolError]) -> Iterator[str]:
-    """Yield the uncompressed paths. Store the problem of a compressed one in `compressed`, unless its plain file exists, too."""
+def _readable(paths: Iterable[str], unreadable: dict[str, ToolError]) -> Iterator[str]:
+    """Yield the paths that can be read, without compressed copies of plain files; store the problems in `unreadable`."""
     for path in paths:
         plain = file_contents.COMPRESSION.sub("", path)
         try:
-            problem = None if plain == path else file_contents.compression(printable(path), _beginning(path))
+            begin = b"" if plain == path else _beginning(path)
+            problem = file_contents.packing_problem(printable(path), begin)
+            is_copy = os.path.exists(plain) and compressed_logs.is_compressed(begin)
         except OSError as error:
-            problem = NoInput(f"{path}: {error.strerror}")
+            problem, is_copy = NoInput(f"{path}: {error.strerror}"), False
         except BadData as error:
-            problem = error
-        if problem is None:
+            problem, is_copy = error, False
+        if problem is None and not is_copy:
             yield path
-        elif not os.path.exists(plain):
-            compressed[path] = problem
+        elif problem is not None and not os.path.exists(plain):
+            unreadable[path] = problem
 
 
 def run_name(path: str) -> str:
@@ -291,11 +297,13 @@ def parsed_blocks(path: str) -> Iterator[ParsedBlock]:
     with _open(path) as file:
         # `read1` returns the data that a pipe has now, so the events of a running command come at once.
         read = file.read1 if path == STANDARD_INPUT else file.read  # type: ignore[attr-defined]
-        for block in blocks(read, final=path == STANDARD_INPUT):
+        is_compressed = isinstance(file, compressed_logs.DecompressedLog)
+        for block in blocks(read, final=path == STANDARD_INPUT or is_compressed):
             if offset == 0:
                 warn_of_no_text(block, path)
             yield parser.parse(block, offset)
             offset += len(block)
+        warn_of_damage(file, path, offset)
     warn_of_malformed(parser, path)
 
 
@@ -311,14 +319,14 @@ def _open(path: str) -> IO[bytes]:
         # This fails if standard input is no pipe, or if the user's pipes already use their memory limit.
         with contextlib.suppress(OSError):
             fcntl.fcntl(sys.stdin.fileno(), fcntl.F_SETPIPE_SZ, PIPE_BYTES)
-        return open(sys.stdin.fileno(), "rb", closefd=False)
+        return compressed_logs.decompressing(open(sys.stdin.fileno(), "rb", closefd=False))
     if storage.is_remote(path):
-        return storage.open_read(path)
+        return compressed_logs.decompressing(storage.open_read(path))
     problem = _planted(path)
     if problem is not None:
         raise problem
     with storage.reading(path):
-        return open(path, "rb") if storage.is_special(path) else open_file(path)
+        return compressed_logs.decompressing(open(path, "rb")) if storage.is_special(path) else open_log(path)
 
 
 def require_text(paths: Sequence[str]) -> None:
@@ -327,7 +335,7 @@ def require_text(paths: Sequence[str]) -> None:
     for path in paths:
         if path == STANDARD_INPUT or storage.is_remote(path) or storage.is_special(path):
             continue
-        with storage.reading(path), open_file(path) as file:
+        with storage.reading(path), open_log(path) as file:
             problem = file_contents.text_problem(printable(path), file)
         if problem is not None:
             problems[path] = problem
@@ -343,11 +351,19 @@ def require_one_text(problems: Mapping[str, ToolError], count: int, is_warned: b
             warn(f"{problem}: left out")
 
 
+def warn_of_damage(log: IO[bytes], path: str, content_bytes: int) -> None:
+    """Warn that a compressed log gave less than its whole content. Without any content, its reader raises an error."""
+    damage = compressed_logs.problem_of(log)
+    if damage is not None and content_bytes:
+        warn(f"{printable(path)}: {damage}; the text before it is read")
+
+
 def warn_of_no_text(begin: bytes, path: str) -> None:
-    """Warn about a compressed or UTF-16 log, with a remedy. It is no error, because patterns may match rotated logs, too."""
-    if (packed := file_contents.packed(begin)) is not None:
-        shown = printable(path)
-        warn(f"{shown}: is {packed[0]}, not text: {packed[1]} {shlex.quote(shown)} | lt-monitor ... -")
+    """Warn about a log that begins with no text, with a remedy. It is no error, because patterns may match other files, too."""
+    shown = printable(path)
+    problem = file_contents.packing_problem(shown, begin) or file_contents.binary_problem(shown, begin)
+    if problem is not None:
+        warn(f"{problem}: {problem.hint}")
 
 
 def warn_of_malformed(parser: LogParser, path: str) -> None:

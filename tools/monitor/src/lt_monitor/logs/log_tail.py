@@ -19,6 +19,7 @@ import numpy as np
 
 from lt_monitor.events.records import Record
 from lt_monitor.logs import file_contents, log_files
+from lt_monitor.logs.compressed_logs import DecompressedLog, decompressing
 from lt_monitor.logs.fast.prefilter import GROUP_BYTES, Prefilter
 from lt_monitor.logs.formats import tracebacks
 from lt_monitor.logs.formats.table import HEADS, PARSERS, keywords
@@ -73,9 +74,13 @@ class LogTail:
         self.progress: list[tuple[int, bytes]] = []
         self._budget = MAXIMUM_CANDIDATES
         self._labels = LabelRemoval()
-        self._file = _seekable(path)
+        log = _opened_log(path)
+        self._file = _seekable(log, path)
         self.size = self._file.seek(0, 2)
-        self.problem = file_contents.text_problem(self.shown, self._file)
+        self.problem = file_contents.damage_problem(self.shown, log, self.size) or file_contents.text_problem(
+            self.shown, self._file
+        )
+        log_files.warn_of_damage(log, self.shown, self.size)
         if self.problem is None:
             self._read_backwards()
 
@@ -95,7 +100,7 @@ class LogTail:
             return file.read(max(0, end - begin))
 
     def _opened(self) -> contextlib.AbstractContextManager[IO[bytes]]:
-        return _seekable(self.path) if self._file.closed else contextlib.nullcontext(self._file)
+        return _seekable(_opened_log(self.path), self.path) if self._file.closed else contextlib.nullcontext(self._file)
 
     def context(self, begin: int, end: int) -> bytes:
         """Return the text from `begin` to `end` without the labels in front of its lines."""
@@ -259,15 +264,21 @@ def _without_digits(groups: np.ndarray) -> np.ndarray:
     return np.asarray(groups & (np.uint32(0xF0F0F0F0) | is_other * np.uint32(0x0F)))
 
 
-def _seekable(path: str) -> IO[bytes]:
-    """Open the log. A pipe is copied into a temporary file first."""
-    if _is_copied(path):
-        is_input = path == log_files.STANDARD_INPUT
-        return _copied(open(sys.stdin.fileno(), "rb", closefd=False) if is_input else open(path, "rb"))
+def _opened_log(path: str) -> IO[bytes]:
+    """Open the log, or its content if it is compressed."""
+    if path == log_files.STANDARD_INPUT:
+        return decompressing(open(sys.stdin.fileno(), "rb", closefd=False))
     if storage.is_remote(path):
-        return storage.open_read(path)
+        return decompressing(storage.open_read(path))
+    if storage.is_special(path):
+        return decompressing(open(path, "rb"))
     with storage.reading(path):
-        return log_files.open_file(path)
+        return log_files.open_log(path)
+
+
+def _seekable(log: IO[bytes], path: str) -> IO[bytes]:
+    """Return the log, or a temporary file with its content if the log is a pipe or compressed."""
+    return _copied(log) if _is_copied(path) or isinstance(log, DecompressedLog) else log
 
 
 def _is_copied(path: str) -> bool:

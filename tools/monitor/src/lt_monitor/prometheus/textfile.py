@@ -13,8 +13,8 @@ from lt_monitor.collect.command_state import CommandState
 from lt_monitor.events.plausible_times import PlausibleTimes
 from lt_monitor.logs import log_files
 from lt_monitor.prometheus import exposition
-from lt_monitor.runs.run_state import state_for
 from lt_monitor.runs.speed import RunFacts
+from lt_monitor.runs.state_lookup import state_for
 from lt_shared.console import UsageError
 from lt_shared.files import storage
 

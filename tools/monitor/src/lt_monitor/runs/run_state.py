@@ -26,7 +26,6 @@ RECENT_SAVES = 8
 SAVED_STEPS = 64
 MAXIMUM_ATTEMPTS = 1000
 # What nobody has that many of, so that a log which makes up names cannot fill the memory: the oldest are forgotten.
-MAXIMUM_RUNS = 10_000
 MAXIMUM_LOGS = 10_000
 MAXIMUM_STREAMS = 1 << 16
 MAXIMUM_GPUS = 1 << 16
@@ -348,21 +347,6 @@ class RunState:
         self.checkpoint = {"step": step, "at": time, "exact": at is not None, "seen": now, "attempt": len(self.attempts)}
         if isinstance(record.get("path"), str):
             self.checkpoint["path"] = record["path"]
-
-
-def state_of(runs: dict[str, RunState], name: str) -> RunState:
-    """The state of the run `name` among `runs`; a new one when it is not there yet."""
-    if name not in runs:
-        runs[name] = RunState(name)
-        forget_oldest(runs, MAXIMUM_RUNS)
-    return runs[name]
-
-
-def state_for(runs: dict[str, RunState], record: Record) -> RunState:
-    """The state of the run of `record`. A job whose log is not known any more belongs to the run that it had before."""
-    candidates = runs.values() if record["kind"] == "job" and "log" not in record else ()
-    same = (state for state in candidates if state.job.get("job") == record["job"])
-    return next(same, None) or state_of(runs, record["run"])
 
 
 def _with_earlier(earlier: Record, record: Record) -> Record:

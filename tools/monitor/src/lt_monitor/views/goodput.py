@@ -16,7 +16,8 @@ from lt_monitor.logs import log_files
 from lt_monitor.runs import time_accounting
 from lt_monitor.runs.fault_costs import FaultCosts
 from lt_monitor.runs.run_loader import Job, checkpoint_directory, jobs_of_one_run
-from lt_monitor.runs.run_state import RunState, positive, state_for
+from lt_monitor.runs.run_state import RunState, positive
+from lt_monitor.runs.state_lookup import state_for
 from lt_monitor.runs.time_accounting import Account
 from lt_shared.console import BadData, warn
 
@@ -64,7 +65,9 @@ def goodput(patterns: Sequence[str], price_per_gpu_hour: float | None = None, gp
     """
     runs: dict[str, RunState] = {}
     times = PlausibleTimes(time.time())
-    for path in log_files.expand(patterns):
+    paths = log_files.expand(patterns)
+    log_files.require_text(paths)
+    for path in paths:
         for block in log_files.event_blocks(path):
             for record in block:
                 state_for(runs, record).take(times.with_plausible_time(record), times.latest)

@@ -8,64 +8,20 @@ import dataclasses
 from collections.abc import Sequence
 
 from lt_convert.commands import conversion
-from lt_convert.commands.conversion import Request
 from lt_convert.commands.merge import method_plan, plan, sources, weights
+from lt_convert.commands.merge.merge_request import MergeRequest
 from lt_convert.commands.merge.plan import MergePlan, Part
-from lt_convert.commands.merge.recipe import Recipe
 from lt_convert.commands.merge.sources import Chosen
 from lt_convert.engine import occupancy, result, source_verification
 from lt_convert.engine.receipt import MERGED, ConversionRecord
 from lt_convert.engine.result import Result
 from lt_convert.formats import FORMATS, HUGGINGFACE, directories, location
-from lt_convert.formats.checkpoint import ONE_RANK, LegacyTarget
 from lt_convert.formats.huggingface import adapters
 from lt_convert.formats.megatron import megatron_args
 from lt_convert.tensors.output_files import views
 from lt_convert.tensors.source_files import Files
 from lt_shared.console import UsageError, note, warn
 from lt_shared.contracts.manifest import Checkpoint, absolute
-
-
-@dataclasses.dataclass(frozen=True)
-class MergeRequest:
-    """The options of a merge; `schedule` is for checkpoints without explicit weights. Other fields as in `Request`.
-
-    Without a `recipe` the checkpoints are averaged. `layers` is the number of layers that a configuration names, if it does.
-    With `adapters` of PEFT, the only checkpoint is their base. With `ema`, the averages in checkpoints of lt-train are merged.
-    """
-
-    chosen: Sequence[Chosen]
-    to: str
-    destination: str
-    schedule: str | None = None
-    dtype: str | None = None
-    force: bool = False
-    legacy_target: LegacyTarget = ONE_RANK
-    verify: bool = True
-    recipe: Recipe | None = None
-    layers: int | None = None
-    adapters: Sequence[str] = ()
-    ema: bool = False
-
-    @property
-    def models(self) -> Sequence[Chosen]:
-        """The checkpoints that are read: the base of the recipe, if it is not among the others, is the last."""
-        base = self.recipe.base if self.recipe else None
-        if base is None or _same(base, [one.path for one in self.chosen]) is not None:
-            return self.chosen
-        return [*self.chosen, Chosen(base, None)]
-
-    @property
-    def base(self) -> int | None:
-        """The index of the base in `models`."""
-        base = self.recipe.base if self.recipe else None
-        return None if base is None else _same(base, [one.path for one in self.models])
-
-    def conversion(self) -> Request:
-        """The request as if the newest of the checkpoints were converted alone."""
-        return Request(
-            self.chosen[-1].path, self.to, self.destination, self.dtype, self.force, self.legacy_target, optimizer=False
-        )
 
 
 def merge(request: MergeRequest) -> Checkpoint:
@@ -133,11 +89,6 @@ def _shares(request: MergeRequest) -> Sequence[float | None]:
         raise UsageError(f"--weights {request.schedule} is for averages", f"drop it: the method is {request.recipe.method.name}")
     weights_of_models = [request.recipe.weight(index) for index in range(len(request.chosen))]
     return [*weights_of_models, *[None] * (len(request.models) - len(request.chosen))]
-
-
-def _same(path: str, paths: Sequence[str]) -> int | None:
-    normalized = [directories.normalized(other) for other in paths]
-    return normalized.index(directories.normalized(path)) if directories.normalized(path) in normalized else None
 
 
 def _located(chosen: Sequence[Chosen], files: Files, has_adapters: bool = False) -> list[tuple[str, str]]:

@@ -1,4 +1,4 @@
-"""Hugging Face: `config.json`, tensors in one or several safetensors files, and the tokenizer."""
+"""Hugging Face: `config.json`, tensors in one or several files, and the tokenizer. Only safetensors are written."""
 
 import dataclasses
 import json
@@ -11,11 +11,12 @@ from typing import Any
 from lt_convert.formats import HUGGINGFACE, beside_model
 from lt_convert.formats.checkpoint import Source, Target
 from lt_convert.formats.directories import TORCHTITAN_STEP, configuration_directories, listing
-from lt_convert.formats.huggingface import openai_original
+from lt_convert.formats.huggingface import consolidated, openai_original
 from lt_convert.formats.huggingface.dequantization import dequantized
 from lt_convert.formats.huggingface.safetensors_files import INDEX as INDEX
 from lt_convert.formats.huggingface.safetensors_files import SINGLE as SINGLE
-from lt_convert.formats.huggingface.safetensors_files import file, model_files, read_file, read_model, weight_files
+from lt_convert.formats.huggingface.safetensors_files import file, model_files, read_file
+from lt_convert.formats.huggingface.stored_weights import read_model, weight_files
 from lt_convert.formats.huggingface.weight_quantization import Written, quantized
 from lt_convert.tensors.output_files import OutputFile
 from lt_convert.tensors.source_files import Files
@@ -44,29 +45,43 @@ _EXPERT_PARTS = ("gate_proj", "up_proj", "down_proj")
 
 def recognise(names: Sequence[str]) -> bool:
     """A directory with `config.json` and weights. TorchTitan's last step may have weights alone, and an index."""
-    return (CONFIG in names and bool(weight_files(names))) or INDEX in names
+    return _has_model(names) or INDEX in names or consolidated.recognise(names)
+
+
+def _has_model(names: Sequence[str]) -> bool:
+    return CONFIG in names and bool(weight_files(names))
 
 
 def open_source(directory: str, files: Files) -> Source:
     """Raises BadData for anything malformed, and for models of an unsupported family."""
     names = listing(directory)
-    place = _place_of_config(directory, names)
-    path = f"{place}/{CONFIG}"
+    if ADAPTER in names:
+        raise BadData(f"{directory}: {ADAPTER}: transformers would add that adapter to the model", "merge it first, or remove it")
+    is_consolidated = not _has_model(names) and consolidated.recognise(names)
+    place = directory if is_consolidated else _place_of_config(directory, names)
+    path = f"{place}/{consolidated.PARAMS if is_consolidated else CONFIG}"
+    name = place.rstrip("/").rsplit("/", 1)[-1]
+    stored_as: quantization.Quantization | None = None
+    openai: dict[str, Any] | None = None
     try:
-        config = dict(strict_json.loads(files.read(path, 0, files.size_bytes(path))))
-        openai = config if openai_original.is_original(config) else None
-        config = config if openai is None else openai_original.config_for_transformers(openai, path)
-        architecture = huggingface.from_config(config, place.rstrip("/").rsplit("/", 1)[-1])
+        if is_consolidated:
+            config, stored = consolidated.read(directory, files)
+        else:
+            config = dict(strict_json.loads(files.read(path, 0, files.size_bytes(path))))
+            openai = config if openai_original.is_original(config) else None
+            config = config if openai is None else openai_original.config_for_transformers(openai, path)
+        architecture = huggingface.from_config(config, name)
     except (ValueError, TypeError, RecursionError) as error:
         raise BadData(f"{path}: not a model configuration: {error}") from None
     except BadConfig as error:
         raise BadData(f"{path}: {error}", error.hint) from None
-    if ADAPTER in names:
-        raise BadData(f"{directory}: {ADAPTER}: transformers would add that adapter to the model", "merge it first, or remove it")
-    stored = read_model(directory, files)
     if openai is not None:
-        stored = openai_original.renamed(stored, openai, directory)
-    stored_as = quantization.of_config(config, directory) if openai is None else openai_original.quantization_of(stored)
+        stored = openai_original.renamed(read_model(directory, files), openai, directory)
+        stored_as = openai_original.quantization_of(stored)
+    elif not is_consolidated:
+        stored = read_model(directory, files)
+        stored_as = quantization.of_config(config, directory)
+    is_published_alone = is_consolidated or openai is not None
     named = _split_fused_experts(dequantized(stored, stored_as, directory), str(config.get("model_type")), directory)
     architecture = _without_absent_layers(architecture, named, directory)
     padding_file = next((name for name in (PADDING_FILE, FORMER_PADDING_FILE) if name in names), None)
@@ -78,8 +93,9 @@ def open_source(directory: str, files: Files) -> Source:
     model = Model(architecture, padded)
     tensors = family.to_canonical(HF, model, named, directory)
     aliases = family.aliases(HF, model, named)
-    tokenizer, beside = _tokenizer(directory, place, openai is not None, files), beside_model.read(directory, files)
+    tokenizer, beside = _tokenizer(directory, place, is_published_alone, files), beside_model.read(directory, files)
     stored_names = {path.rpartition("/")[2] for tensor in stored.values() for path in tensor.files}
+    stored_names |= {consolidated.PARAMS, *consolidated.weight_files(names)} if is_consolidated else set()
     generation = f"{directory}/{huggingface_tokenizer.GENERATION}"
     generates = huggingface_tokenizer.GENERATION in names
     return Source(
@@ -92,12 +108,14 @@ def open_source(directory: str, files: Files) -> Source:
         iteration=_step(directory) if place != directory else None,
         aliases=tuple(aliases),
         other_parts=tuple(name for name in named if re.fullmatch(family.other_parts, name)),
-        special_ids=None if openai else {name: config[name] for name in huggingface_tokenizer.SPECIAL_IDS if name in config},
+        special_ids=None
+        if is_published_alone
+        else {name: config[name] for name in huggingface_tokenizer.SPECIAL_IDS if name in config},
         generation=files.read(generation, 0, files.size_bytes(generation)) if generates else None,
         quantization=str(stored_as or ""),
         beside=beside,
         not_carried=beside_model.not_carried(HUGGINGFACE.name, directory, stored_names, tokenizer, beside),
-        is_partial=place != directory or weight_files(names)[0] not in (INDEX, SINGLE),
+        is_partial=is_consolidated or place != directory or weight_files(names)[0] not in (INDEX, SINGLE),
     )
 
 
@@ -124,14 +142,15 @@ def _step(directory: str) -> int | None:
 
 
 def _tokenizer(directory: str, place: str, is_original: bool, files: Files) -> TokenizerFiles | None:
-    """Find the tokenizer: beside the model, above the directory of OpenAI's own files, or in TorchTitan's run directory."""
+    """Find the tokenizer: beside the model, above the directory of OpenAI's or Meta's files, or in TorchTitan's run directory."""
     if place != directory:
         return discovery.beside_model(directory, files) or discovery.of_run(place, None, files)
     above, _, name = directory.rpartition("/")
-    tokenizer = discovery.beside_model(directory, files)
-    if tokenizer is None and is_original and name == openai_original.DIRECTORY:
-        return discovery.beside_model(above, files)
-    return tokenizer
+    # A repository of Llama has more of the tokenizer above `original` than in it; Llama 2's tokenizer is above the model's files.
+    places = [directory, above] if is_original else [directory]
+    places = places[::-1] if name == openai_original.DIRECTORY else places
+    candidates = (tokenizer for place in places if (tokenizer := discovery.beside_model(place, files)))
+    return next(candidates, None)
 
 
 def _split_fused_experts(tensors: Mapping[str, Tensor], model_type: str, origin: str) -> dict[str, Tensor]:

@@ -1,4 +1,4 @@
-"""Safetensors files: one file, shards with an index, shards without one, and the slices that the ranks of a run wrote.
+"""Safetensors files, and the slices of tensors that the ranks of a run wrote.
 
 A safetensors file is eight bytes of header length, a JSON header, then the values of every tensor. The safetensors library is not
 used: it reads whole tensors, and to write a file it needs all of its tensors in memory.
@@ -9,8 +9,6 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 
-from lt_convert.formats.directories import listing
-from lt_convert.formats.huggingface import openai_original
 from lt_convert.formats.huggingface.weight_quantization import Written
 from lt_convert.tensors.output_files import OutputFile, Payload
 from lt_convert.tensors.source_files import INCOMPLETE, Files
@@ -34,85 +32,18 @@ _CODES = {
     "F8_E4M3": "float8_e4m3fn",
     "F8_E8M0": "float8_e8m0fnu",
 }
-_SLICE = re.compile(r"shard-(?P<rank>\d{5})-model-\d{5}-of-(?P<count>\d{5})\.safetensors")
-_NUMBERED = re.compile(r"model-(?P<number>\d{5})-of-(?P<count>\d{5})\.safetensors")
-_VARIANT = re.compile(r"model\.[A-Za-z0-9_]+\.safetensors")
-_VARIANT_INDEX = re.compile(r"model\.safetensors\.index\.[A-Za-z0-9_]+\.json")
+SLICE = re.compile(r"shard-(?P<rank>\d{5})-model-\d{5}-of-(?P<count>\d{5})\.safetensors")
 # Of the metadata in the header of a slice.
 _SLICES_FIELD, _OFFSETS_FIELD = "DCP_SHARDING_INFO", "saved_offsets"
 _CODE_OF = {dtype: code for code, dtype in _CODES.items()}
 
 
-def weight_files(names: Sequence[str]) -> list[str]:
-    """The files that hold the weights of a model directory with these names in it: an index, or the safetensors files.
-
-    An index or a single file comes first, then slices of ranks, OpenAI's files, numbered files without an index, and last the
-    one variant that is there (`model.fp16.safetensors`). Empty if there is none, or if several variants are there.
-    """
-    if INDEX in names or SINGLE in names:
-        return [INDEX if INDEX in names else SINGLE]
-    for pattern in (_SLICE, _NUMBERED):
-        numbered = sorted(name for name in names if pattern.fullmatch(name))
-        if numbered:
-            return numbered
-    variants = [name for name in names if _VARIANT.fullmatch(name) or _VARIANT_INDEX.fullmatch(name)]
-    return variants if len(variants) == 1 else openai_original.shards(names)
-
-
-def read_model(directory: str, files: Files) -> dict[str, Tensor]:
-    """All tensors of a model in one file, in shards with an index or without one, or in slices.
-
-    Raises BadData for a missing or damaged file.
-    """
-    names = listing(directory)
-    stored = weight_files(names)
-    if stored and _SLICE.fullmatch(stored[0]):
-        return _joined_slices(directory, stored, files)
-    if stored and _NUMBERED.fullmatch(stored[0]):
-        _check_all_numbered(directory, stored)
-    if len(stored) != 1 or not stored[0].endswith(".json"):
-        return _joined(directory, stored or [SINGLE], files)
-    path = f"{directory}/{stored[0]}"
-    try:
-        weight_map = dict(strict_json.loads(files.read(path, 0, files.size_bytes(path)))["weight_map"])
-        shards = sorted(set(weight_map.values()))
-        outside = [name for name in shards if "/" in name or "\0" in name or name in ("", ".", "..")]
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise BadData(f"{path}: not an index of safetensors: {error}") from None
-    if outside:
-        raise BadData(f"{path}: names a file outside the directory: {outside[0]!r}")
-    if SINGLE in names and shards != [SINGLE]:
-        raise BadData(
-            f"{directory}: has a {SINGLE} and a {INDEX} of other files, which may be two models",
-            "remove the one that is not meant: transformers would load the single file",
-        )
-    tensors = _joined(directory, shards, files)
-    # transformers takes each tensor from the file that the index names, and none that it does not name.
-    for name, shard in weight_map.items():
-        if name not in tensors or tensors[name].files not in ([], [f"{directory}/{shard}"]):
-            raise BadData(f"{directory}/{shard}: has no {name}, which the index promises")
-    unknown = sorted(set(tensors) - set(weight_map))
-    if unknown:
-        raise BadData(f"{path}: does not name {unknown[0]}, which is in {tensors[unknown[0]].files[0].rpartition('/')[2]}")
-    return tensors
-
-
-def _check_all_numbered(directory: str, stored: Sequence[str]) -> None:
-    """Raises BadData where files without an index are not all there, or are of two models."""
-    matches = [match for name in stored if (match := _NUMBERED.fullmatch(name))]
-    counts = {int(match["count"]) for match in matches}
-    missing = sorted(set(range(1, max(counts) + 1)) - {int(match["number"]) for match in matches})
-    if len(counts) > 1 or len(matches) != max(counts):
-        what = f"number {missing[0]} of {max(counts)} is missing" if missing else f"{len(matches)} files of {max(counts)}"
-        raise BadData(f"{directory}: shards without a {INDEX}, and {what}: {', '.join(stored[:3])}", INCOMPLETE)
-
-
-def _joined_slices(directory: str, stored: Sequence[str], files: Files) -> dict[str, Tensor]:
+def joined_slices(directory: str, stored: Sequence[str], files: Files) -> dict[str, Tensor]:
     """Join tensors whose slices lie in several files: torch's HuggingFaceStorageWriter writes one file for each rank of a run.
 
     Raises BadData if the slices do not cover a tensor exactly once.
     """
-    counts = {match["count"] for name in stored if (match := _SLICE.fullmatch(name))}
+    counts = {match["count"] for name in stored if (match := SLICE.fullmatch(name))}
     pieces: dict[str, list[tuple[tuple[int, ...], Tensor]]] = {}
     for name in stored:
         path = f"{directory}/{name}"
@@ -129,7 +60,7 @@ def _joined_slices(directory: str, stored: Sequence[str], files: Files) -> dict[
             if len(offsets[key]) != len(tensor.shape):
                 raise BadData(f"{path}: {key} has {len(tensor.shape)} axes, and {len(offsets[key])} offsets")
             pieces.setdefault(key, []).append((offsets[key], tensor))
-    ranks = sorted({match["rank"] for name in stored if (match := _SLICE.fullmatch(name))})
+    ranks = sorted({match["rank"] for name in stored if (match := SLICE.fullmatch(name))})
     if len(counts) > 1 or [int(rank) for rank in ranks] != list(range(1, len(ranks) + 1)):
         raise BadData(f"{directory}: slices of ranks {', '.join(ranks)}: one is missing, or they are of two models", INCOMPLETE)
     return {key: _whole(directory, key, slices) for key, slices in pieces.items()}
@@ -152,17 +83,6 @@ def _whole(directory: str, name: str, slices: Sequence[tuple[tuple[int, ...], Te
     except BadData as error:
         raise BadData(f"{directory}: {error}", INCOMPLETE) from None
     return tensor
-
-
-def _joined(directory: str, shards: Sequence[str], files: Files) -> dict[str, Tensor]:
-    tensors: dict[str, Tensor] = {}
-    for shard in shards:
-        shard_tensors = read_file(f"{directory}/{shard}", files)
-        repeated = sorted(set(shard_tensors) & set(tensors))
-        if repeated:
-            raise BadData(f"{directory}/{shard}: {repeated[0]} is in another shard too")
-        tensors |= shard_tensors
-    return tensors
 
 
 def read_file(path: str, files: Files) -> dict[str, Tensor]:

@@ -33,11 +33,11 @@ SCALING = {
     "high_freq_factor": "lt_rope_high_freq_factor",
     "old_context_len": "lt_rope_original_max_position_embeddings",
 }
-# Fields that change the model, and that no family here has: they must be off.
+# Fields that are read from Megatron-LM's arguments alone: no family of these two programs that is read here sets them. Fields
+# that no format has are in lt_shared's `known_fields`.
 UNSUPPORTED = (
-    *("activation_func_clamp_value", "attention_output_gate", "attn_logit_softcapping", "enable_hyper_connections"),
-    *("final_logit_softcapping", "glu_linear_offset", "heterogeneous_block_specs", "layernorm_zero_centered_gamma"),
-    *("moe_latent_size", "mrope_section", "query_pre_attn_scalar", "softmax_scale", "yarn_rotary_scaling_factor"),
+    *("activation_func_clamp_value", "glu_linear_offset", "layernorm_zero_centered_gamma", "softmax_scale"),
+    "yarn_rotary_scaling_factor",
 )
 POSITIONS = ("rope", "learned_absolute")
 _FAMILIES = re.compile(r"GPT|Llama|Mistral|Mixtral|Qwen|MLA|DeepSeek|Kimi|Moonlight|GLM")
