@@ -34,7 +34,7 @@ class RemoteStream(io.BufferedIOBase):
 
     read1 = read
 
-    def readline(self, size: int | None = -1) -> bytes:  # type: ignore[override]
+    def readline(self, size: int | None = -1) -> bytes:
         return self._retried(lambda: self._file.readline() if size is None or size < 0 else self._file.readline(size))
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
