@@ -114,7 +114,7 @@ def build(plan: Plan) -> Dataset:
         origins = _origins(plan, first_documents, writer.documents)
         sidecar = provenance.sidecar(result, writer.complete(), plan.derivation, options, plan.files, origins)
         writer.publish(sidecar)
-    note(f"{counted(result.documents or 0, 'document')}, {counted(result.tokens or 0, 'token')}")
+    note(f"{counted(writer.documents, 'document')}, {counted(writer.tokens, 'token')}")
     return result
 
 
