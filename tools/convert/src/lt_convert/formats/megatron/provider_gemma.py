@@ -42,7 +42,7 @@ def arguments(fields: Mapping[str, Any], path: str) -> dict[str, Any]:
     assert match is not None
     activation = fields.get("activation_func")
     function = str(activation.get("_target_") if isinstance(activation, dict) else activation).rpartition(".")[2]
-    required = _REQUIRED | {"qk_layernorm": match["version"] == "3"}
+    required = {**_REQUIRED, "qk_layernorm": match["version"] == "3"}
     wrong = [name for name, value in required.items() if name in fields and fields[name] != value]
     if function != _ACTIVATION:
         wrong.append("activation_func")
