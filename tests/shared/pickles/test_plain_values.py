@@ -36,6 +36,20 @@ def test_a_storage_is_its_identifier() -> None:
     assert pickles.loads(with_an_object_outside(), "file") == {"weight": ("storage", "0")}
 
 
+def test_the_next_pickle_of_several() -> None:
+    """torch wrote a file of pickles, one behind the other, before its archives."""
+    data = pickle.dumps(1) + with_an_object_outside() + b"values"
+    assert pickles.load_next(data, 0, "file") == (1, [], len(pickle.dumps(1)))
+    storage = ("storage", "0")
+    assert pickles.load_next(data, len(pickle.dumps(1)), "file") == ({"weight": storage}, [storage], len(data) - 6)
+
+
+@pytest.mark.parametrize("content", [b"]r\xff\xff\xff\x7f.", b"", b"values", pickle.dumps(Call())])
+def test_what_is_no_pickle_of_records_is_refused(content: bytes) -> None:
+    with pytest.raises(BadData, match="file: not a readable pickle: "):
+        pickles.load_next(content, 0, "file")
+
+
 @pytest.mark.parametrize("protocol", range(2, 6))
 def test_plain_values(protocol: int) -> None:
     """As many times in nanoseconds as there are, of 64 bits."""

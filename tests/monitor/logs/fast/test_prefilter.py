@@ -119,7 +119,9 @@ def test_the_window_of_a_keyword_is_its_rarest() -> None:
 def test_the_groups_of_the_rarest_window_are_candidates(keyword: bytes, start: int) -> None:
     finder = Prefilter({keyword: 1})
     begins = range(len(keyword) - GROUP_BYTES + 1)
-    assert [begin for begin in begins if len(finder.candidates(keyword[begin : begin + GROUP_BYTES]))] == [*range(start, start + 4)]
+    assert [begin for begin in begins if len(finder.candidates(keyword[begin : begin + GROUP_BYTES]))] == [
+        *range(start, start + 4)
+    ]
 
 
 def test_little_noise_passes() -> None:
