@@ -184,7 +184,8 @@ def test_any_damage_is_refused_or_harmless(name: str, copy: Callable[[str], Path
                 outcomes.add("refused")
             assert [each.name for each in checkpoint.parent.iterdir()] == ["checkpoint"]
         path.write_bytes(original)
-    assert outcomes == {"harmless", "refused"}
+    # Every byte of Meta's archives of small tensors matters.
+    assert outcomes | ({"harmless"} if name == "meta" else set()) == {"harmless", "refused"}
 
 
 @pytest.mark.parametrize("name", SOURCES)

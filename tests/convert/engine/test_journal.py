@@ -234,7 +234,7 @@ def test_a_journal_that_cannot_be_written_is_named(directory: PartialDirectory, 
 
     monkeypatch.setattr(PartialDirectory, "open", full)
     for write in (opened.sync, lambda: Journal.open(directory, "another")):
-        monkeypatch.setattr(journal, "_read", lambda directory: b"identity\n")
+        monkeypatch.setattr(journal, "_lines", lambda directory, name: [b"identity"])
         with pytest.raises(IoFailure) as caught:
             write()
         assert str(caught.value) == f"{directory.path}/{JOURNAL}: no space left on device"

@@ -11,14 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from output_plans import COLUMNS, ROWS, content, expected, fail_after, plan
 
 from lt_convert.engine import output_writer
 from lt_convert.tensors.checksums import Checksums
-from lt_convert.tensors.output_files import OutputFile, Payload
-from lt_convert.tensors.tensor import tensor_in_files
+from lt_convert.tensors.output_files import OutputFile
 from lt_shared.console import BadData, CannotCreate, IoFailure, TryAgain
-
-ROWS, COLUMNS = 200, 50
 
 
 @pytest.fixture
@@ -26,25 +24,6 @@ def values(tmp_path: Path) -> Path:
     path = tmp_path / "values"
     path.write_bytes(random.Random(0).randbytes(ROWS * COLUMNS * 4))
     return path
-
-
-def plan(values: Path, tensors: int = 4) -> list[OutputFile]:
-    """Two files with tensors, one in a directory, and two without."""
-    whole = tensor_in_files("t", "float32", (ROWS, COLUMNS), [((0, 0), (ROWS, COLUMNS), str(values), 0)])
-    step = ROWS // tensors
-    rows = [Payload(f"rows{start}", whole.take(0, range(start, start + step))) for start in range(0, ROWS, step)]
-    return [
-        OutputFile("a/one.bin", (b"head", *rows, b"tail")),
-        OutputFile("two.bin", (Payload("all", whole.transposed()), b"")),
-        OutputFile("a/index", (b"index",)),
-        OutputFile("last", (b"it is ", b"complete")),
-    ]
-
-
-def expected(values: Path) -> dict[str, bytes]:
-    data = values.read_bytes()
-    transposed = b"".join(data[4 * (row * COLUMNS + column) :][:4] for column in range(COLUMNS) for row in range(ROWS))
-    return {"a/one.bin": b"head" + data + b"tail", "two.bin": transposed, "a/index": b"index", "last": b"it is complete"}
 
 
 def write(outputs: Sequence[OutputFile], destination: Path, identity: str = "id", replace: bool = False) -> list[Checksums]:
@@ -56,10 +35,6 @@ def write(outputs: Sequence[OutputFile], destination: Path, identity: str = "id"
 
     output_writer.write_outputs(outputs, str(destination), identity, replace, finish)
     return found
-
-
-def content(directory: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(directory)): path.read_bytes() for path in directory.rglob("*") if path.is_file()}
 
 
 def test_files_and_checksums(values: Path, tmp_path: Path) -> None:
@@ -85,21 +60,6 @@ def test_occupied_destination(values: Path, tmp_path: Path) -> None:
     (tmp_path / "out" / "model.safetensors").write_bytes(b"")
     with pytest.raises(CannotCreate, match=r"holds what no conversion wrote: a/, a/index, a/one\.bin and 2 more"):
         write(plan(values), tmp_path / "out", replace=True)
-
-
-def fail_after(monkeypatch: pytest.MonkeyPatch, blocks: int, error: BaseException) -> None:
-    """Reading fails after some blocks."""
-    true = output_writer.contents
-    left = [blocks]
-
-    def failing(segment: Any, reader: Any) -> Any:
-        for data in true(segment, reader):
-            left[0] -= 1
-            if left[0] < 0:
-                raise error
-            yield data
-
-    monkeypatch.setattr(output_writer, "contents", failing)
 
 
 @pytest.mark.parametrize("blocks", range(1, 7))
@@ -204,10 +164,10 @@ KILLED = """
 import os, signal, sys, time
 from pathlib import Path
 tests, values, out, *delays = sys.argv[1:]
-sys.path.insert(0, tests)
+sys.path[:0] = [tests, str(Path(tests).parents[1])]
 from lt_convert.engine import journal, output_writer
 from lt_convert.tensors import blocks
-import test_output_writer
+import output_plans, test_output_writer
 blocks.BLOCK_BYTES = 400
 journal.SYNC_SECONDS = 0.005
 true = output_writer.contents
@@ -221,7 +181,7 @@ printed, longer = -1, 1.0
 for delay in delays:
     child = os.fork()
     if child == 0:
-        test_output_writer.write(test_output_writer.plan(Path(values), 40), Path(out))
+        test_output_writer.write(output_plans.plan(Path(values), 40), Path(out))
         os._exit(0)
     time.sleep(float(delay) * longer)
     os.kill(child, signal.SIGKILL)

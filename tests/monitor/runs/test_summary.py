@@ -223,6 +223,7 @@ def test_a_job_that_died_before_its_first_step(tool: Any, tmp_path: Path) -> Non
 
 def test_a_log_without_steps_and_faults_is_none(tool: Any, tmp_path: Path) -> None:
     (tmp_path / "a.log").write_text("nothing\n")
+    os.utime(tmp_path / "a.log", (0, 0))
     done = tool("summarize", str(tmp_path / "a.log"))
     assert (done.returncode, done.stdout) == (65, "")
 

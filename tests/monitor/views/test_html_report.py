@@ -99,15 +99,15 @@ def test_the_figures_are_those_of_the_summary() -> None:
     for expected in (
         "Step 400 of 500 (80.0%) · 11 min 55 s left · last line 2026-11-18 07:24",
         "Root cause node-failure on ip-10-1-4-12 in attempt 2",
-        "Loss 1.876 -0.026 since the tenth before, 1 NaN",
-        "Validation loss 1.930 best 1.930 at step 400",
+        "Loss 1.8304 mean of the last tenth 1.8756, -0.0258 since the tenth before, 1 NaN",
+        "Validation loss 1.9304 best 1.9304 at step 400",
         "Tokens per second 586,330 7.154 s a step",
         "MFU - 471.5 TFLOP/s per GPU",
         "Tokens seen 1.68 B of 2.1 B",
         "Restarts 2 34 steps repeated",
         "Last checkpoint 400 /fsx/story",
         "Faults 3 without consequences of others",
-        "1 2026-11-18 06:00:00 25 min 24 s 2 to 172 22 out-of-memory",
+        "1 2026-11-18 06:00:00 25 min 24 s 2 to 172 22 failed: out-of-memory",
         "root cause out-of-memory 1 172 2026-11-18 06:25:24 rank 37 torch.OutOfMemoryError",
         "follows nccl-timeout x2 1 172 2026-11-18 06:25:24 rank 0, rank 1 [Rank 0] Watchdog",
         "warning xid 63 2 260",
@@ -143,7 +143,7 @@ def test_several_runs_are_compared_with_the_arguments_that_differ() -> None:
         runs.append(run_of({"step": 1, "loss": 2.0}, name=name, files=[name], events=[event]))
     page = page_of(runs)
     labels = [attributes["data-label"] for tag, attributes in page.elements if tag == "td"]
-    assert labels == ["Run", "Step", "Loss"] * 2 + ["Argument", "one", "two"]
+    assert labels == ["Run", "Step", "Loss", "Mean"] * 2 + ["Argument", "one", "two"]
     assert "Arguments that differ (1) Argument one two lr 0.1 0.2" in " ".join(page.text.split())
     assert "2 training runs" in page.text
 

@@ -22,8 +22,8 @@ def test_a_row_for_each_run(capsys: pytest.CaptureFixture[str]) -> None:
     runs = run_loader.read([str(LOGS / name) for name in ("story.jsonl", "megatron_old.log")])
     runs_table.print_table(runs, ["story", "old"], [summarize(run) for run in runs])
     head, first, second, *_ = capsys.readouterr().out.splitlines()
-    assert head.split()[:8] == ["run", "step", "done", "loss", "validation", "best", "tokens/s", "left"]
-    assert first.split()[:6] == ["story", "400", "80%", "1.8756", "1.9304", "1.9304"]
+    assert head.split()[:9] == ["run", "step", "done", "loss", "mean", "validation", "best", "tokens/s", "left"]
+    assert first.split()[:7] == ["story", "400", "80%", "1.8304", "1.8756", "1.9304", "1.9304"]
     assert second.split()[:3] == ["old", "200", "100%"]
     assert first[head.index("fault") :].startswith("node-failure")
     assert first[head.index("restarts")] == "2"
@@ -45,7 +45,7 @@ def test_of_very_many_differences_only_some_are_columns(capsys: pytest.CaptureFi
 
 
 def test_columns_that_nobody_has_are_left_out() -> None:
-    assert list(runs_table.columns([summarize(run_with("a"))])) == ["step", "loss"]
+    assert list(runs_table.columns([summarize(run_with("a"))])) == ["step", "loss", "mean"]
 
 
 def test_names_and_arguments_from_logs_cannot_command_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:

@@ -40,7 +40,7 @@ def test_any_width_will_do(width: int) -> None:
 
 def test_a_run_with_nothing_but_a_loss() -> None:
     run = run_of({"step": 1, "loss": 3.0}, {"step": 2, "loss": 2.0})
-    assert shown(run, "a", 40) == "a  step 2\nloss              3 █▁ 2"
+    assert shown(run, "a", 40) == "a  step 2\nloss              3 █▁ 2.0000"
 
 
 def test_a_hostile_name_stays_text() -> None:

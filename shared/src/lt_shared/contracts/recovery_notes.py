@@ -23,6 +23,7 @@ RECOVERED = re.compile(
 STARTED = re.compile(
     run_log.TIMESTAMP + rb"started in (?P<seconds>[\d.]{1,20}) s, with iteration (?P<step>\d{1,15}): (?P<phases>[^;\r\n]{0,2000})"
 )
+STARTING = re.compile(run_log.TIMESTAMP + rb"starting since (?P<seconds>[\d.]{1,20}) s: (?P<phase>[^\r\n]{1,200})")
 _PHASE = re.compile(rb"(?P<name>[^ ,][^,]{0,60}?) (?P<seconds>\d{1,15}\.\d{1,6})(?:, |\s*$)")
 
 
@@ -79,6 +80,19 @@ class Started:
         beside = f"; beside that {_listed(self.beside)}" if self.beside else ""
         sentence = f"started in {self.seconds:.2f} s, with iteration {self.step}"
         return f"  {run_log.stamp(time)}{sentence}: {_listed(self.phases)}{beside}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Starting:
+    """An attempt without a step yet begins the `phase`, such as `loading a checkpoint`, `seconds` after lt-train's start."""
+
+    seconds: float
+    phase: str
+
+    NOTE = "starting"
+
+    def format(self, time: datetime.datetime | None = None) -> str:
+        return f"  {run_log.stamp(time)}starting since {self.seconds:.2f} s: {self.phase}"
 
 
 def phases(text: bytes) -> dict[str, float]:

@@ -62,7 +62,7 @@ def publish_filled(file: IO[bytes], name: str, mode: int | None = None) -> None:
         file.flush()
         set_mode(file.fileno(), 0o666 & ~umask() if mode is None else mode)
         os.fsync(file.fileno())
-        _check_still_ours(file.fileno(), partial_path(name), name)
+        check_still_ours(file.fileno(), partial_path(name), name)
         os.replace(partial_path(name), name)
         sync_directory(_parent(name))
 
@@ -146,7 +146,7 @@ def is_at(descriptor: int, path: str | os.PathLike[str]) -> bool:
         return False
 
 
-def _check_still_ours(descriptor: int, partial: str | os.PathLike[str], name: str) -> None:
+def check_still_ours(descriptor: int, partial: str | os.PathLike[str], name: str) -> None:
     """Raise TryAgain if another process has taken over the partial file, which is possible if locks do not work."""
     if not is_at(descriptor, partial):
         raise TryAgain(f"{name}: another process is writing it", "wait for that process to end")
@@ -212,7 +212,7 @@ def publish_directory(path: str | os.PathLike[str], replace: bool = False, resum
     partial = target.parent / f".{target.name}.partial"
     with creating(str(target)):
         target.parent.mkdir(parents=True, exist_ok=True)
-        lock = _create_partial_directory(partial, str(target))
+        lock = create_partial_directory(partial, str(target))
     try:
         with filling(str(target)):
             is_trusted = ownership.reason_for_distrust(os.fstat(lock), target.parent) is None
@@ -220,13 +220,13 @@ def publish_directory(path: str | os.PathLike[str], replace: bool = False, resum
             directory = PartialDirectory(partial, lock)
             if not (resume and is_trusted):
                 directory.empty()
-            _check_replaceable(target, replace)
+            check_replaceable(target, replace)
             yield directory
         with writing(str(target)):
             set_mode(lock, 0o777 & ~umask())
-            _check_still_ours(lock, partial, str(target))
+            check_still_ours(lock, partial, str(target))
             publish_prepared_directory(partial, target)
-            _check_still_ours(lock, target, str(target))
+            check_still_ours(lock, target, str(target))
     except BaseException:
         if resume:
             with contextlib.suppress(OSError):
@@ -238,14 +238,14 @@ def publish_directory(path: str | os.PathLike[str], replace: bool = False, resum
         os.close(lock)
 
 
-def _check_replaceable(target: Path, replace: bool) -> None:
+def check_replaceable(target: Path, replace: bool) -> None:
     if target.exists() and not target.is_dir():
         raise CannotCreate(f"{target}: exists and is not a directory")
     if target.is_dir() and not replace and any(target.iterdir()):
         raise CannotCreate(f"{target}: exists and is not empty", "choose another output or pass --force")
 
 
-def _create_partial_directory(partial: Path, name: str) -> int:
+def create_partial_directory(partial: Path, name: str, shared: bool = False) -> int:
     """Create and lock the partial directory; the returned descriptor holds the lock. See `create_partial` for the inode."""
     while True:
         with contextlib.suppress(FileExistsError):
@@ -259,7 +259,7 @@ def _create_partial_directory(partial: Path, name: str) -> int:
                 raise
             raise CannotCreate(f"{name}: {partial} is not a directory", "remove it, or choose another output") from None
         try:
-            lock(descriptor, name)
+            lock(descriptor, name, shared)
             other = ownership.belongs_to_other(os.fstat(descriptor), partial.parent)
             if other is not None:
                 raise CannotCreate(f"{name}: {partial} {other}", "remove it if it is not needed, or choose another output")
@@ -320,12 +320,22 @@ def _delete(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def lock(descriptor: int, name: str) -> None:
+def lock(descriptor: int, name: str, shared: bool = False) -> None:
     """Take the lock on a partial output; filesystems without locks (some NFS and Lustre mounts) go without."""
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
     except BlockingIOError:
         raise TryAgain(f"{name}: another process is writing it", "wait for that process to end") from None
+
+
+def flock(descriptor: int, operation: int) -> None:
+    """`fcntl.flock`, without effect on a filesystem without locks.
+
+    NFS keeps the lock of a regular file that is open for writing on its server, for all nodes, until the process has ended; the
+    lock of a directory counts on its own node only.
+    """
+    try:
+        fcntl.flock(descriptor, operation)
     except OSError as error:
         if error.errno not in (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS):
             raise

@@ -18,7 +18,7 @@ from lt_shared.console import BadData
 from lt_shared.pickles import bounds
 
 INERT_PACKAGES = {
-    "_codecs", "_io", "argparse", "datetime", "enum", "io", "megatron", "numpy", "pathlib", "signal", "torch",
+    "_codecs", "_io", "argparse", "datetime", "enum", "io", "megatron", "numpy", "olmo_core", "pathlib", "signal", "torch",
     "transformer_engine", "types",
 }  # fmt: skip
 

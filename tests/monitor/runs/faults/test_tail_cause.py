@@ -172,6 +172,9 @@ def test_logs_of_ranks_are_one_job(tool: Tool, tmp_path: Path) -> None:
             ECC + "srun: error: n5: task 0: Exited with exit code 1\n",
             "",
         ),
+        # A log without ranks: the node of the only task that failed.
+        (ECC.replace("[rank3]: ", "") + "srun: error: n5: task 0: Exited with exit code 1\n", "--exclude=n5\n"),
+        (ECC.replace("[rank3]: ", "") + "srun: error: n5: tasks 0-1: Exited with exit code 1\n", ""),
         (OOM, ""),
         (STEPS, ""),
         (
@@ -182,6 +185,11 @@ def test_logs_of_ranks_are_one_job(tool: Tool, tmp_path: Path) -> None:
         # One of several, and which one is not known.
         (
             f"{WRONG} rank 1 on n4: computed step 8 twice, and the results differ: the loss; so do those of ranks 2: o\n",
+            "",
+        ),
+        (
+            f"{WRONG} rank 1 on n4: computed step 8 twice, and the results differ: the loss; so do those of ranks 2: o\n"
+            "srun: error: n4: task 1: Exited with exit code 1\n",
             "",
         ),
         (
@@ -212,6 +220,13 @@ def test_a_loss_that_is_no_number(tool: Tool, tmp_path: Path) -> None:
         text = "".join(STEP.format(step).replace("lm loss: 2.5E+00 |", change) for step in range(1, 6))
         cause, code = cause_of(tool, tmp_path, text)
         assert (cause["fault"], code) == ("nan", 78)
+
+    # PaddleNLP#9693 and LlamaFactory#2916.
+    for line in ("loss: nan, learning_rate: 1e-05, global_step: {}0\n", "{{'loss': 0.0, 'grad_norm': nan, 'epoch': 0.0{}}}\n"):
+        found, code = cause_of(tool, tmp_path, "".join(map(line.format, range(1, 6))))
+        assert (found["fault"], code) == ("nan", 78)
+    found, _ = cause_of(tool, tmp_path, "".join(f"{{'loss': 0.0, 'grad_norm': 0.1, 'epoch': 0.0{n}}}\n" for n in range(1, 6)))
+    assert found["fault"] is None
 
 
 def test_a_run_that_was_asked_to_end_starts_again(tool: Tool, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from lt_monitor.collect import gpu
 from lt_monitor.runs import run_loader
 from lt_monitor.runs.speed import RunFacts
 from lt_monitor.views.live import screen
-from lt_monitor.views.live.screen import Choice
+from lt_monitor.views.live.screen import Choice, Extent
 from lt_monitor.views.live.view import Node, View, nodes_of
 from lt_monitor.views.live.watch import after_key
 
@@ -136,6 +136,51 @@ def test_keys(keys: list[str], name: str, is_open: bool) -> None:
     for key in keys:
         choice = after_key(choice, key, ["a", "b", "c"])
     assert choice == Choice(name, is_open, True)
+
+
+@pytest.mark.parametrize(
+    ("keys", "first_line"),
+    [
+        (["down", "down", "up"], 1),
+        (["up"], 0),
+        (["page down"], 9),
+        (["page down", "page up"], 0),
+        (["end"], 15),
+        (["end", "down", "page down", "up"], 14),
+        (["end", "home"], 0),
+        (["down", "right"], 0),
+        (["down", "escape"], 0),
+    ],
+)
+def test_keys_scroll_an_open_page(keys: list[str], first_line: int) -> None:
+    """Of 25 lines, 10 fit."""
+    choice = Choice("a", is_open=True)
+    for key in keys:
+        choice = after_key(choice, key, ["a", "b"], Extent(25, 10))
+    assert choice.first_line == first_line
+
+
+@pytest.mark.parametrize(
+    ("keys", "name"), [(["page down"], 9), (["page down"] * 5, 39), (["end"], 39), (["end", "page up"], 30), (["end", "home"], 0)]
+)
+def test_keys_scroll_many_runs_by_a_screen(keys: list[str], name: int) -> None:
+    choice = Choice("0")
+    for key in keys:
+        choice = after_key(choice, key, [str(number) for number in range(40)], Extent(40, 10))
+    assert choice.name == str(name)
+
+
+@pytest.mark.parametrize("height", [12, 14, 20, 30])
+def test_scrolling_shows_every_line_of_a_page(height: int) -> None:
+    view = story()
+    whole = drawn([view], height=200, choice=Choice("story", is_open=True)).splitlines()[1:-1]
+    extent = screen.screen_of([view], Choice("story", is_open=True), 100, height)
+    seen: set[str] = set()
+    for first_line in range(extent.lines - extent.visible_lines + 1):
+        page = drawn([view], height=height, choice=Choice("story", is_open=True, first_line=first_line))
+        assert len(page.splitlines()) <= height
+        seen |= set(page.splitlines())
+    assert set(whole) <= seen
 
 
 def test_keys_without_runs_or_for_one_that_went_away() -> None:

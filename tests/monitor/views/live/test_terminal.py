@@ -259,12 +259,38 @@ def test_many_runs_scroll_with_the_choice(tmp_path: Path) -> None:
         assert one.end() == 0
 
 
+def test_a_long_page_scrolls(tmp_path: Path) -> None:
+    """A log of 60 jobs, each with a fault: their lines do not fit the screen."""
+    log = tmp_path / "run.log"
+    parts = []
+    for job in range(1, 61):
+        parts += [run_log.Step(step, 1000, loss=2.0, step_seconds=1.0).format() for step in (job, job + 1, job + 2)]
+        parts.append(f"torch.OutOfMemoryError: CUDA out of memory. Tried to allocate {job}.00 GiB")
+    log.write_text("".join(part + "\n" for part in parts))
+    with watching(log, rows=24) as one:
+        one.wait_for("run")
+        one.press("\r")
+        one.wait_for("Attempts, the newest first", "lines 1-", without="allocate 1.00 GiB")
+        one.press("\x1b[6~")
+        one.wait_for("PgDn scroll", without="Attempts, the newest first")
+        one.press("\x1b[F")
+        one.wait_for("allocate 1.00 GiB", without="Attempts, the newest first")
+        one.press(UP)
+        one.wait_for("allocate 2.00 GiB", without="allocate 1.00 GiB")
+        one.press("\x1b[H")
+        one.wait_for("Attempts, the newest first", "lines 1-")
+        one.press("q")
+        assert one.end() == 0
+
+
 @pytest.mark.parametrize(
     ("text", "found"),
     [
         (b"\x1b[A\x1bOB\x1b[C\x1b[D", ["up", "down", "right", "left"]),
         (b"\r\n\x1b\x7f\x08q", ["enter", "enter", "escape", "backspace", "backspace", "q"]),
-        (b"\x1b[5~\x1b[1;5Aq", ["", "", "q"]),
+        (b"\x1b[5~\x1b[6~\x1b[1;5Aq", ["page up", "page down", "", "q"]),
+        (b"\x1b[H\x1b[F\x1bOH\x1bOF\x1b[1~\x1b[4~", ["home", "end"] * 3),
+        (b"jk gG", ["down", "up", "page down", "home", "end"]),
         (b"\x1b\x1b[A", ["escape", "up"]),
         (b"\x1b[", [""]),
         (b"\x1bO", [""]),

@@ -1,6 +1,7 @@
 """The live view: what it shows, that it follows the log, and how it ends."""
 
 import io
+import os
 import sys
 import threading
 from pathlib import Path
@@ -112,6 +113,10 @@ def test_gpu_samples_among_the_logs_are_shown_with_the_runs(tmp_path: Path) -> N
     assert (alone.views, len(alone.nodes[0].gpus)) == ([], 2)
     empty = tmp_path / "empty.log"
     empty.touch()
+    starting = reader.Logs([str(empty)], RunFacts())
+    starting.look()
+    assert starting.views[0].summary.starting == {"since": None, "seconds": None, "activity": None}
+    os.utime(empty, (0, 0))
     with pytest.raises(BadData, match="no training steps"):
         reader.Logs([str(empty)], RunFacts()).look()
 

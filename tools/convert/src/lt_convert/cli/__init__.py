@@ -48,6 +48,11 @@ def _named() -> click.Group:
     help=f"For {_QUANTIZABLE}: store the weights of linear modules in fp8 with a scale per 128 x 128 block, as DeepSeek-V3.",
 )
 @legacy_options
+@click.option(
+    "--shard",
+    metavar="I/N",
+    help="Convert part I (from 0) of N; the last part publishes DST. auto, auto/N: as the launcher numbers its processes.",
+)
 @click.option("--ema", is_flag=True, help="Convert the averages that lt-train --ema-decay keeps, in place of the weights.")
 @click.option("--no-optimizer", is_flag=True, help="Do not convert the optimizer state.")
 @click.option("--no-verify", is_flag=True, help="Do not compare SRC with the checksums that were recorded in it.")
@@ -65,6 +70,7 @@ def command(
     target_pipeline_parallel_size: int | None,
     target_virtual_pipeline_parallel_size: int | None,
     target_transformer_impl: str | None,
+    shard: str | None,
     ema: bool,
     no_optimizer: bool,
     no_verify: bool,
@@ -77,11 +83,13 @@ def command(
 
     SRC is a checkpoint directory, a run directory (its newest checkpoint), - for the last checkpoint of a manifest on standard
     input, or @FILE for a manifest in a file; s3:// URLs work, too. The format of SRC is detected. Tensors are copied bit for
-    bit and streamed: memory does not grow with the model. The same command resumes an interrupted conversion.
+    bit and streamed: memory does not grow with the model. The same command resumes an interrupted conversion. With --shard,
+    several processes and nodes convert one checkpoint together.
     """
     from lt_convert.commands import conversion, plan_table
     from lt_convert.engine import result
     from lt_convert.tensors.source_files import Files
+    from lt_shared.console import shard_option
 
     legacy = legacy_target(
         to,
@@ -93,6 +101,7 @@ def command(
     if quantize and not formats.FORMATS[to].is_quantizable:
         raise console.UsageError(f"--quantize is for --to {_QUANTIZABLE}, not {to}", "drop it")
     check_plan_options(dry_run, as_json)
+    part = shard_option.WHOLE if shard is None else shard_option.parse_shard(shard)
     requests = [
         conversion.Request(source, to, destination, dtype, force, legacy, not no_optimizer, not no_verify, bool(quantize), ema)
         for source, destination in conversion.destinations(sources, output)
@@ -102,18 +111,22 @@ def command(
             with Files() as files:
                 plan = conversion.plan(request, files, reads_values=False)
             result.check_destination(request.destination, plan.source.directory)
-            record = plan.to_record()
+            record = plan.to_record() | ({"parts": plan.parts(part.count)} if shard is not None else {})
             console.print_json(record) if as_json else plan_table.write(record, sys.stdout)
         return
     if len(requests) > 1:
         # All checkpoints are planned before anything is written: one that cannot be converted fails at once.
         for request in requests:
             with Files() as files:
-                conversion.plan(request, files)
+                conversion.plan(request, files, part=part)
     writer = manifest.Writer(plain)
-    for request in requests:
-        writer.write(conversion.convert(request))
-    writer.end()
+    checkpoints = [conversion.convert_part(request, part) for request in requests]
+    for checkpoint in checkpoints:
+        if checkpoint is not None:
+            writer.write(checkpoint)
+    # A manifest without its last line tells the next tool that the result is not complete.
+    if None not in checkpoints:
+        writer.end()
 
 
 @click.group(cls=console.Group)

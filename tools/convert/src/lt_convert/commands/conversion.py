@@ -1,11 +1,12 @@
 """Plan a conversion, then carry it out: every tensor is located and checked before the first byte is written."""
 
 import dataclasses
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lt_convert import formats
-from lt_convert.engine import occupancy, result, source_verification
+from lt_convert.engine import division, occupancy, result, source_verification
 from lt_convert.engine.result import Result
 from lt_convert.formats import FORMATS, adamw_state, directories, location
 from lt_convert.formats.checkpoint import ONE_RANK, LegacyTarget, Source, Target
@@ -20,8 +21,10 @@ from lt_convert.weights.mapping import is_balancing_bias
 from lt_convert.weights.tensor_names import abbreviated
 from lt_shared import memory
 from lt_shared.console import BadData, NoInput, UsageError, note, warn
+from lt_shared.console.shard_option import WHOLE, Slice
 from lt_shared.contracts import checkpoint_layout
 from lt_shared.contracts.manifest import Checkpoint, absolute
+from lt_shared.files import storage
 
 SHOWN_FILES = 12
 
@@ -90,6 +93,10 @@ class Plan:
             ],
         }
 
+    def parts(self, count: int) -> list[dict[str, Any]]:
+        """Describe what each of `count` parts reads and writes, for --dry-run."""
+        return [division.to_record(entries) for entries in division.divide(self.files, count)]
+
     def _operation(self, payload: Payload) -> str:
         operation = self.operations.get(payload.name, "copy")
         tensor = payload.tensor
@@ -124,16 +131,17 @@ def _name(source: str) -> str:
     return parts[-2] if parts[-1] == checkpoint_layout.RELEASE and len(parts) > 1 else parts[-1]
 
 
-def plan(request: Request, files: Files, reads_values: bool = True) -> Plan:
+def plan(request: Request, files: Files, reads_values: bool = True, part: Slice = WHOLE) -> Plan:
     """Locate, map and check every tensor. Raises as the format's `open_source`, and UsageError when there is nothing to do.
 
-    Without `reads_values`, tensors that are stored twice are not compared: the embeddings of DeepSeek-V3 are 7 GB.
+    Without `reads_values`, tensors that are stored twice are not compared: the embeddings of DeepSeek-V3 are 7 GB. Each `part` of
+    a conversion compares its share of the values.
     """
     with memory.garbage_collection_paused():
-        return _plan(request, files, reads_values)
+        return _plan(request, files, reads_values, part)
 
 
-def _plan(request: Request, files: Files, reads_values: bool) -> Plan:
+def _plan(request: Request, files: Files, reads_values: bool, part: Slice) -> Plan:
     directory, source_format = location.locate(request.source, files)
     source, target_format = FORMATS[source_format].open_source(directory, files), FORMATS[request.to]
     is_flat = source.optimizer is not None and source.optimizer.is_flat and request.optimizer
@@ -156,10 +164,10 @@ def _plan(request: Request, files: Files, reads_values: bool) -> Plan:
     elif adamw_state.is_of_muon(source.left_out):
         warn(f"{directory}: its optimizer is Muon, whose state is not converted: the result has the weights alone")
     if reads_values:
-        check_aliases(source, files)
+        check_aliases(source, files, part)
     if source.optimizer:
         adamw_state.check(source.optimizer)
-        adamw_state.check_main_weights(source.optimizer, source.tensors, files, directory)
+        adamw_state.check_main_weights(source.optimizer, source.tensors, files, directory, part)
     tensors = {name: _cast(name, tensor, request.dtype) for name, tensor in source.tensors.items()}
     outputs = target_format.outputs(Target(source, tensors, request.destination, request.legacy_target, request.quantize))
     family = families.family_of(source.model.architecture)
@@ -185,14 +193,18 @@ def _cast(name: str, tensor: Tensor, dtype: str | None) -> Tensor:
     return tensor if dtype is None else tensor.cast(dtype)
 
 
-def check_aliases(source: Source, files: Files) -> None:
-    """Raises BadData when an alias differs from the tensor that it must equal: its values would be lost."""
+def check_aliases(source: Source, files: Files, part: Slice = WHOLE) -> None:
+    """Raises BadData when an alias differs from the tensor that it must equal: its values would be lost.
+
+    Each `part` of a conversion compares its share of the rows.
+    """
     for name, alias, original in source.aliases:
         if alias.chunks == original.chunks:
             continue
         one, other = TensorReader(files), TensorReader(files)
-        for part, its in parts(alias, original):
-            if any(one.rows(part, *rows).tobytes() != other.rows(its, *rows).tobytes() for rows in row_blocks(part)):
+        for piece, its in parts(alias, original):
+            blocks = [*row_blocks(piece)][part.index :: part.count]
+            if any(one.rows(piece, *rows).tobytes() != other.rows(its, *rows).tobytes() for rows in blocks):
                 raise BadData(
                     f"{source.directory}: {name} differs from {original.name}, but the configuration ties them",
                     "set tie_word_embeddings to false in its configuration if they are meant to differ",
@@ -201,6 +213,15 @@ def check_aliases(source: Source, files: Files) -> None:
 
 def convert(request: Request) -> Checkpoint:
     """Convert, unless the destination is up to date. Returns the checkpoint at the destination."""
+    checkpoint = convert_part(request, WHOLE)
+    assert checkpoint is not None
+    return checkpoint
+
+
+def convert_part(request: Request, part: Slice) -> Checkpoint | None:
+    """Convert a part, unless the destination is up to date. Returns the checkpoint, None while other parts are unfinished."""
+    if part.count > 1 and storage.is_remote(request.destination):
+        raise UsageError(f"{request.destination}: --shard is for a destination on a file system", "drop --shard")
     occupancy.check_links(request.destination)
     request = dataclasses.replace(request, destination=directories.normalized(request.destination))
     with Files() as files:
@@ -216,6 +237,7 @@ def convert(request: Request) -> Checkpoint:
             **({"ema": True} if request.ema else {}),
         }
         fingerprint = result.fingerprint(directory, source_format, request.destination)
+        before = None if part.count == 1 else result.identity_of(request.destination)
         output = Result(request.to, request.destination, request.force, options, fingerprint)
         finished = output.finished()
         if finished:
@@ -224,12 +246,18 @@ def convert(request: Request) -> Checkpoint:
         output.check_unoccupied()
         if request.verify:
             files.reader = source_verification.open_checksums([(directory, source_format, directories.listing(directory))])
-        todo = plan(dataclasses.replace(request, source=directory), files)
-        files.reader.planned(views(todo.files), files)
+        todo = plan(dataclasses.replace(request, source=directory), files, part=part)
+        if part.count == 1:
+            files.reader.planned(views(todo.files), files)
+        else:
+            shares = division.views(todo.files, part.count)
+            files.reader.planned(shares.pop(part.index), files, itertools.chain.from_iterable(shares))
     source = todo.source
     tokenizer_file = source.tokenizer.files[0].name if source.tokenizer else None
-    checkpoint = output.write(todo, files.reader, source.iteration, source.loss, tokenizer_file)
-    tell_what_is_missing(source, request.ema)
+    written = todo, files.reader, source.iteration, source.loss, tokenizer_file
+    checkpoint = output.write(*written) if part.count == 1 else output.write_part(*written, part, before)
+    if checkpoint is not None:
+        tell_what_is_missing(source, request.ema)
     return checkpoint
 
 

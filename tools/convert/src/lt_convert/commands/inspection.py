@@ -1,9 +1,11 @@
 """Describe a checkpoint: format, architecture, size and training."""
 
 import math
+import os
 from typing import IO, Any
 
 from lt_convert.commands import plan_table
+from lt_convert.engine import ledger
 from lt_convert.engine.receipt import MERGED, ConversionRecord
 from lt_convert.formats import location
 from lt_convert.formats.checkpoint import Source
@@ -11,14 +13,19 @@ from lt_convert.tensors.blocks import TensorReader, flat
 from lt_convert.tensors.source_files import Files
 from lt_convert.tensors.tensor import ITEM_BYTES, Tensor
 from lt_convert.weights.mapping import PADDING
+from lt_shared.console import NoInput
 from lt_shared.contracts import checkpoint_layout
 from lt_shared.contracts.manifest import absolute
+from lt_shared.files import storage
 
 SAMPLE_ROWS = 256
 
 
 def inspect(argument: str) -> dict[str, Any]:
-    """A record of the checkpoint. Raises as the format's `open_source`."""
+    """A record of the checkpoint. Raises as the format's `open_source`, and NoInput while some parts are not converted."""
+    unfinished = ledger.pending(argument) if not storage.is_remote(argument) and not os.path.lexists(argument) else []
+    if unfinished:
+        raise NoInput(f"{argument}: not finished: {', '.join(unfinished)}", "run these parts: lt-convert ... --shard I/N")
     with Files() as files:
         source = location.open_source(argument, files)
         tensors = {key: tensor for key, tensor in source.tensors.items() if not key.startswith(PADDING)}

@@ -43,6 +43,10 @@ def write(record: dict[str, Any], output: IO[str]) -> None:
     output.write(f"{architecture.parameters():,} parameters, {record['bytes'] / 1e9:,.3f} GB on disk\n")
     print_to(output, table)
     print_to(output, files)
+    for number, part in enumerate(record.get("parts", ())):
+        names = [file["name"] for file in part["files"]]
+        span = f" of {names[0]}" + (f" to {names[-1]}" if len(names) > 1 else "") if names else ""
+        output.write(f"part {number}: reads {part['read_bytes']:,} bytes, writes {part['bytes']:,}{span}\n")
     if record["left_out"]:
         what = "tensors of other parts" if record["from"] == HUGGINGFACE.name else "keys of the training state"
         output.write(f"left out: {len(record['left_out'])} {what}\n")

@@ -1,4 +1,4 @@
-"""The journal of an interrupted conversion: the finished tensors, so that the next run of the same plan resumes after them.
+"""The journal of an interrupted conversion: the finished tensors, so that the next run with this plan resumes after them.
 
 The journal lies in the partial directory. It is used only if no other user could have written it or the files that it lists: in a
 directory that others can write to, anyone could plant a journal.
@@ -22,35 +22,44 @@ SYNC_SECONDS = 5.0
 
 @dataclasses.dataclass
 class Journal:
-    """The finished pieces of a plan by (file, offset): one JSON line each, after a line with the plan's identity."""
+    """The finished pieces of a plan by (file, offset): one JSON line each, after a line with the plan's identity.
+
+    `name` is the file of the journal; each part of a conversion in parts has one.
+    """
 
     directory: PartialDirectory
     finished: dict[tuple[str, int], Piece]
+    name: str = JOURNAL
     pending: list[Piece] = dataclasses.field(default_factory=list)
     synced: float = dataclasses.field(default_factory=time.monotonic)
 
     @classmethod
     def open(cls, directory: PartialDirectory, identity: str) -> "Journal":
         """The journal that an earlier run of this plan left, or a new one in a directory that is emptied."""
-        reason = next(_reasons_for_distrust(directory), None)
+        reason = reason_for_distrust(directory)
         if reason is not None:
             note(f"{directory.path}/{reason}: not used, the conversion starts over")
-        lines = _read(directory).split(b"\n")[:-1] if reason is None else []
-        if not lines or lines[0].decode(errors="replace") != identity:
+        pieces = None if reason is not None else _resumable(directory, JOURNAL, identity)
+        if pieces is None:
             directory.empty()
             with writing(f"{directory.path}/{JOURNAL}"):
                 descriptor = directory.open(JOURNAL, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
                 with open(descriptor, "wb") as file:
                     file.write(identity.encode() + b"\n")
             return cls(directory, {})
-        pieces = list(_pieces(lines[1:]))
-        # A kill or a power failure may leave an incomplete last line.
-        descriptor = directory.open(JOURNAL, os.O_WRONLY)
-        try:
-            os.ftruncate(descriptor, sum(len(line) + 1 for line in lines[: 1 + len(pieces)]))
-        finally:
-            os.close(descriptor)
-        return cls(directory, {(piece.file, piece.offset): piece for piece in pieces})
+        return cls(directory, pieces)
+
+    @classmethod
+    def open_beside_others(cls, directory: PartialDirectory, identity: str, name: str) -> "Journal":
+        """The journal `name` in a directory that other processes write to: nothing else in it is touched."""
+        pieces = _resumable(directory, name, identity)
+        if pieces is None:
+            with writing(f"{directory.path}/{name}"):
+                descriptor = directory.open(name, os.O_WRONLY | os.O_CREAT)
+                with open(descriptor, "wb") as file:
+                    file.truncate()
+                    file.write(identity.encode() + b"\n")
+        return cls(directory, pieces or {}, name)
 
     def add(self, piece: Piece) -> None:
         self.pending.append(piece)
@@ -67,8 +76,8 @@ class Journal:
             finally:
                 os.close(descriptor)
         lines = b"".join(json.dumps(dataclasses.astuple(piece)).encode() + b"\n" for piece in self.pending)
-        with writing(f"{self.directory.path}/{JOURNAL}"):
-            descriptor = self.directory.open(JOURNAL, os.O_WRONLY | os.O_APPEND)
+        with writing(f"{self.directory.path}/{self.name}"):
+            descriptor = self.directory.open(self.name, os.O_WRONLY | os.O_APPEND)
             with open(descriptor, "ab") as file:
                 file.write(lines)
         self.finished |= {(piece.file, piece.offset): piece for piece in self.pending}
@@ -76,20 +85,52 @@ class Journal:
         self.synced = time.monotonic()
 
 
-def _read(directory: PartialDirectory) -> bytes:
+def read_pieces(directory: PartialDirectory, name: str, identity: str) -> dict[tuple[str, int], Piece] | None:
+    """Read the pieces in a journal; None for a journal that is missing or belongs to another plan."""
+    lines = _lines(directory, name)
+    if not lines or lines[0].decode(errors="replace") != identity:
+        return None
+    return {(piece.file, piece.offset): piece for piece in _pieces(lines[1:])}
+
+
+def _resumable(directory: PartialDirectory, name: str, identity: str) -> dict[tuple[str, int], Piece] | None:
+    """Read a journal, and cut off the incomplete last line that a kill or a power failure may leave. None as `read_pieces`."""
+    lines = _lines(directory, name)
+    if not lines or lines[0].decode(errors="replace") != identity:
+        return None
+    pieces = list(_pieces(lines[1:]))
+    descriptor = directory.open(name, os.O_WRONLY)
     try:
-        descriptor = directory.open(JOURNAL, os.O_RDONLY)
+        os.ftruncate(descriptor, sum(len(line) + 1 for line in lines[: 1 + len(pieces)]))
+    finally:
+        os.close(descriptor)
+    return {(piece.file, piece.offset): piece for piece in pieces}
+
+
+def _lines(directory: PartialDirectory, name: str) -> list[bytes]:
+    """The complete lines of a journal; none if it is missing."""
+    try:
+        descriptor = directory.open(name, os.O_RDONLY)
     except FileNotFoundError:
-        return b""
+        return []
     with open(descriptor, "rb") as file:
-        return file.read()
+        return file.read().split(b"\n")[:-1]
+
+
+def reason_for_distrust(directory: PartialDirectory) -> str | None:
+    """Name the first file in the directory that this user has not written, and the reason; None if there is none."""
+    return next(_reasons_for_distrust(directory), None)
 
 
 def _reasons_for_distrust(directory: PartialDirectory) -> Iterator[str]:
     """What in the directory this user has not made, in words: its name and why. Its own files have the mode of the umask."""
     for folder, folders, names, descriptor in os.fwalk(".", dir_fd=directory.descriptor):
         for name in (*folders, *names):
-            status = os.stat(name, dir_fd=descriptor, follow_symlinks=False)
+            try:
+                status = os.stat(name, dir_fd=descriptor, follow_symlinks=False)
+            except FileNotFoundError:
+                # Another part of the conversion has just renamed or deleted it.
+                continue
             reason = _reason_for_distrust(status, directory)
             if reason is not None:
                 yield f"{os.path.normpath(os.path.join(folder, name))} {reason}"

@@ -10,6 +10,7 @@ import stat
 from collections.abc import Collection, Iterable, Iterator
 
 from lt_convert.engine.journal import JOURNAL
+from lt_convert.engine.ledger import STATE
 from lt_convert.engine.receipt import ConversionRecord
 from lt_convert.tensors.checksums import Checksums
 from lt_shared.console import BadData, CannotCreate
@@ -43,10 +44,10 @@ _BESIDE = re.compile(
     r"|(?:modeling|configuration)_\w+\.py|original/(?:params\.json|consolidated\.\d+\.pth)"
     r"|README\.md|\.gitattributes|\.gitignore|(?:LICENSE|NOTICE)(?:-MODEL|-CODE)?(?:\.txt|\.md)?|USE_POLICY\.md"
     r"|(?:\.cache/huggingface|\.huggingface)/(?:\.gitignore|CACHEDIR\.TAG|download/.+\.(?:metadata|lock|incomplete))"
-    rf"|latest_wandb_artifact_path\.txt|lt-convert\.padding|{re.escape(Checksums.RECORD)}|{re.escape(JOURNAL)}"
+    rf"|latest_wandb_artifact_path\.txt|lt-convert\.padding|{re.escape(Checksums.RECORD)}|{re.escape(JOURNAL)}|{re.escape(STATE)}/[^/]+"
 )
 _FOLDER = re.compile(rf"(?:{_ITERATION}(?:mp_rank_[\d_]+/)?|mp_rank_[\d_]+/|step-\d+/|tokenizer/|original/|\.cache/|"
-                     r"\.cache/huggingface/(?:.+/)?|\.huggingface/(?:.+/)?)")  # fmt: skip
+                     rf"\.cache/huggingface/(?:.+/)?|\.huggingface/(?:.+/)?|{re.escape(STATE)}/)")  # fmt: skip
 
 
 def looks_like_checkpoint(name: str) -> bool:

@@ -16,18 +16,19 @@ import itertools
 import os
 import queue
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from lt_convert.engine import remote_writer
 from lt_convert.engine.journal import JOURNAL, Journal, open_output
+from lt_convert.engine.ledger import STATE
 from lt_convert.engine.occupancy import check_replaceable
 from lt_convert.engine.pieces import PieceChecksums, contents, piece_of, small_content
 from lt_convert.tensors.blocks import TensorReader
 from lt_convert.tensors.checksums import Checksums, Piece
-from lt_convert.tensors.output_files import OutputFile, Payload, Segment, views
+from lt_convert.tensors.output_files import OutputFile, Payload, Segment, size_of, views
 from lt_convert.tensors.source_files import Files, Reader
-from lt_shared.console import BadData, IoFailure, Progress, note
+from lt_shared.console import BadData, CannotCreate, IoFailure, Progress, note
 from lt_shared.files import storage
 from lt_shared.files.local_files import PartialDirectory, writing
 
@@ -38,7 +39,7 @@ READ_BYTES = 1 << 20
 # threads wait for the interpreter ten times for each block.
 PROGRESS_SECONDS = 0.2
 
-Work = tuple[str, int, Segment, Piece | None]
+Pending = tuple[str, int, Segment, Piece | None]
 """A file, an offset in it, what is written there, and the piece that an earlier run has finished there."""
 
 
@@ -78,42 +79,25 @@ def _write_local(
         with storage.publish_directory(destination, replace, resume=True) as directory:
             handle = os.dup(directory.descriptor)
             stack.callback(os.close, handle)
+            _check_no_parts(directory, destination)
             journal = Journal.open(directory, identity)
-            _check_space(directory, outputs, journal)
+            check_space(directory, total, journal)
             large = [output for output in outputs if output.has_tensors]
             for output in large:
                 open_output(directory, output.name, output.size_bytes)
-            work = [(*entry, journal.finished.get(entry[:2])) for entry in _round_robin(large)]
-            done_bytes = sum(piece.length for piece in journal.finished.values())
-            large_bytes = sum(output.size_bytes for output in large)
-            if journal.finished:
-                note(f"{destination}: resumes after {done_bytes / 1e9:.2f} of {total / 1e9:.2f} GB")
+            finished = journal.finished
+            by_file: list[list[Pending]] = [
+                [(output.name, offset, segment, finished.get((output.name, offset))) for offset, segment in output.segments_at()]
+                for output in large
+            ]
             try:
-                with (
-                    Progress("convert", large_bytes, "B", done=done_bytes) as progress,
-                    _Workers(directory, work, source) as workers,
-                ):
-                    for piece in workers.finished(progress.advance):
-                        if journal.finished.get((piece.file, piece.offset)) != piece:
-                            journal.add(piece)
+                write_pending(by_file, journal, destination, total, source)
                 source.finish(views(outputs))
             except BadData:
                 # Resuming would fail again: the source is damaged.
                 directory.empty()
                 raise
-            except BaseException:
-                with contextlib.suppress(OSError, IoFailure):
-                    journal.sync()
-                raise
-            journal.sync()
-            # The files that make the directory a checkpoint are written after all tensors.
-            for output in outputs:
-                if not output.has_tensors:
-                    content = small_content(output, journal.finished.values())
-                    _write_small(directory, output.name, content)
-                    journal.finished[output.name, 0] = piece_of(output.name, content)
-            checksums = Checksums.of([(output.name, output.size_bytes) for output in outputs], journal.finished.values())
-            _write_small(directory, Checksums.RECORD, finish(checksums))
+            write_small_files(directory, outputs, journal.finished, finish)
             if replace:
                 # Somebody may have put a file there in the meantime.
                 check_replaceable(destination)
@@ -122,11 +106,52 @@ def _write_local(
             os.unlink(JOURNAL, dir_fd=handle)
 
 
-def _round_robin(outputs: Sequence[OutputFile]) -> Iterator[tuple[str, int, Segment]]:
-    """Yield the segments of all files, one file after the other, because threads that write to one file wait for each other."""
-    by_file = [[(output.name, offset, segment) for offset, segment in output.segments_at()] for output in outputs]
-    for turn in itertools.zip_longest(*by_file):
-        yield from (entry for entry in turn if entry is not None)
+def _check_no_parts(directory: PartialDirectory, destination: str) -> None:
+    with contextlib.suppress(FileNotFoundError):
+        os.stat(STATE, dir_fd=directory.descriptor, follow_symlinks=False)
+        raise CannotCreate(
+            f"{destination}: {directory.path} is of a conversion in parts, which has not finished",
+            f"run its parts again with --shard, or begin anew: rm -r {directory.path}",
+        )
+
+
+def write_pending(by_file: Sequence[Sequence[Pending]], journal: Journal, destination: str, total: int, source: Reader) -> None:
+    """Write the segments that are not in the journal, and record them there. `total` is for messages."""
+    done_bytes = sum(piece.length for piece in journal.finished.values())
+    segment_bytes = sum(size_of(segment) for entries in by_file for _, _, segment, _ in entries)
+    if journal.finished:
+        note(f"{destination}: resumes after {done_bytes / 1e9:.2f} of {total / 1e9:.2f} GB")
+    # One file after the other, because threads that write to one file wait for each other.
+    in_turns = (entry for turn in itertools.zip_longest(*by_file) for entry in turn if entry is not None)
+    try:
+        with (
+            Progress("convert", segment_bytes, "B", done=done_bytes) as progress,
+            _Workers(journal.directory, in_turns, source) as workers,
+        ):
+            for piece in workers.finished(progress.advance):
+                if journal.finished.get((piece.file, piece.offset)) != piece:
+                    journal.add(piece)
+    except BaseException:
+        with contextlib.suppress(OSError, IoFailure):
+            journal.sync()
+        raise
+    journal.sync()
+
+
+def write_small_files(
+    directory: PartialDirectory,
+    outputs: Sequence[OutputFile],
+    pieces: dict[tuple[str, int], Piece],
+    finish: Callable[[Checksums], bytes],
+) -> None:
+    """Write the files that make the directory a checkpoint, after all tensors, and last the record with the `pieces`."""
+    for output in outputs:
+        if not output.has_tensors:
+            content = small_content(output, pieces.values())
+            _write_small(directory, output.name, content)
+            pieces[output.name, 0] = piece_of(output.name, content)
+    checksums = Checksums.of([(output.name, output.size_bytes) for output in outputs], pieces.values())
+    _write_small(directory, Checksums.RECORD, finish(checksums))
 
 
 def _write_small(directory: PartialDirectory, name: str, content: bytes) -> None:
@@ -138,8 +163,9 @@ def _write_small(directory: PartialDirectory, name: str, content: bytes) -> None
             file.write(content)
 
 
-def _check_space(directory: PartialDirectory, outputs: Sequence[OutputFile], journal: Journal) -> None:
-    needed_bytes = sum(output.size_bytes for output in outputs) - sum(piece.length for piece in journal.finished.values())
+def check_space(directory: PartialDirectory, total: int, journal: Journal) -> None:
+    """Raise IoFailure if the disk has less room than the bytes of `total` that the journal does not have."""
+    needed_bytes = total - sum(piece.length for piece in journal.finished.values())
     status = os.statvfs(directory.descriptor)
     free = status.f_bavail * status.f_frsize
     if needed_bytes > free:
@@ -150,10 +176,10 @@ def _check_space(directory: PartialDirectory, outputs: Sequence[OutputFile], jou
 class _Workers:
     """Threads that write segments. An error in one stops all; the end of the `with` block waits for them."""
 
-    def __init__(self, directory: PartialDirectory, work: Iterable[Work], source: Reader):
+    def __init__(self, directory: PartialDirectory, work: Iterable[Pending], source: Reader):
         self.directory = directory
         self._source = source
-        self._work: queue.SimpleQueue[Work] = queue.SimpleQueue()
+        self._work: queue.SimpleQueue[Pending] = queue.SimpleQueue()
         self._left = 0
         for entry in work:
             self._work.put(entry)
@@ -216,9 +242,12 @@ class _Workers:
                     break
                 digest.update(data)
                 position += len(data)
+            same = digest.hexdigest() == piece.sha256
+            if not same:
+                # NFS sends a changed page whole if it is in the cache, and another part may have changed its other bytes since.
+                os.posix_fadvise(descriptor, piece.offset, piece.length, os.POSIX_FADV_DONTNEED)
         finally:
             os.close(descriptor)
-        same = digest.hexdigest() == piece.sha256
         if not same and not self._stop.is_set():
             note(f"{self.directory.path}/{piece.file}: changed since it was written: bytes {piece.offset:,} to {end:,} again")
         return same

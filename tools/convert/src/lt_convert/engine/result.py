@@ -10,12 +10,13 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from lt_convert.engine import occupancy
+from lt_convert.engine import ledger, occupancy, part_writer
 from lt_convert.engine.journal import JOURNAL
+from lt_convert.engine.ledger import STATE, Terms
 from lt_convert.engine.output_writer import write_outputs
 from lt_convert.engine.receipt import ConversionRecord
 from lt_convert.formats import FORMATS, beside_model, directories
@@ -25,6 +26,7 @@ from lt_convert.tensors.output_files import OutputFile
 from lt_convert.tensors.source_files import Reader
 from lt_shared import version_of
 from lt_shared.console import CannotCreate, UsageError, note
+from lt_shared.console.shard_option import Slice
 from lt_shared.contracts import checkpoint_layout
 from lt_shared.contracts.manifest import Checkpoint, absolute
 from lt_shared.files import ownership, storage
@@ -81,6 +83,43 @@ class Result:
         self, plan: Planned, reader: Reader, iteration: int | None, loss: float | None, tokenizer_file: str | None
     ) -> Checkpoint:
         """Write the planned files, and last the record of their sources. Raises as `write_outputs`."""
+        finish = self._finish(iteration, loss, tokenizer_file)
+        write_outputs(plan.files, self.destination, self._identity(plan), self.force, finish, reader)
+        return self.checkpoint([file.name for file in plan.files], iteration, loss)
+
+    def write_part(
+        self,
+        plan: Planned,
+        reader: Reader,
+        iteration: int | None,
+        loss: float | None,
+        tokenizer_file: str | None,
+        part: Slice,
+        before: tuple[int, int] | None,
+    ) -> Checkpoint | None:
+        """Write a part of the planned files, and after the last part the record of their sources. Raises as the writer of parts.
+
+        `before` is the identity of the destination at the start. Returns the checkpoint, or None while other parts have not
+        finished.
+        """
+        source = hashlib.sha256(json.dumps(self.fingerprint).encode()).hexdigest()
+        terms = Terms(version_of("lt-convert"), dict(self.options), source, self._identity(plan))
+        finish = self._finish(iteration, loss, tokenizer_file)
+
+        def is_published() -> bool:
+            record = ConversionRecord.read(self.destination) if identity_of(self.destination) != before else None
+            return record is not None and record.is_up_to_date(dict(self.options), self.fingerprint, self.destination)
+
+        if not part_writer.write_part(plan.files, self.destination, part, terms, self.force, finish, reader, is_published):
+            return None
+        return self.checkpoint([file.name for file in plan.files], iteration, loss)
+
+    def _identity(self, plan: Planned) -> str:
+        content = [version_of("lt-convert"), dict(self.options), self.fingerprint, plan.to_record()["tensors"]]
+        return hashlib.sha256(json.dumps(content).encode()).hexdigest()
+
+    def _finish(self, iteration: int | None, loss: float | None, tokenizer_file: str | None) -> Callable[[Checksums], bytes]:
+        """Return the function that makes the record from the checksums of the written files."""
         record = ConversionRecord(
             options=dict(self.options),
             source=self.fingerprint,
@@ -89,14 +128,7 @@ class Result:
             iteration=iteration,
             loss=loss,
         )
-
-        def finish(checksums: Checksums) -> bytes:
-            return dataclasses.replace(record, files=checksums).to_bytes()
-
-        content = json.dumps([version_of("lt-convert"), record.options, self.fingerprint, plan.to_record()["tensors"]])
-        identity = hashlib.sha256(content.encode()).hexdigest()
-        write_outputs(plan.files, self.destination, identity, self.force, finish, reader)
-        return self.checkpoint([file.name for file in plan.files], iteration, loss)
+        return lambda checksums: dataclasses.replace(record, files=checksums).to_bytes()
 
     def checkpoint(self, names: Sequence[str], iteration: int | None, loss: float | None) -> Checkpoint:
         if FORMATS[self.to].is_in_run:
@@ -104,6 +136,15 @@ class Result:
                 return Checkpoint(absolute(f"{self.destination}/{checkpoint_layout.RELEASE}"), self.to)
             return Checkpoint(absolute(f"{self.destination}/iter_{iteration or 0:07d}"), self.to, iteration, loss)
         return Checkpoint(absolute(self.destination), self.to, iteration, loss)
+
+
+def identity_of(directory: str) -> tuple[int, int] | None:
+    """Return the device and inode of a directory, None if it is missing: another one is there after a publication."""
+    try:
+        status = os.lstat(directory)
+    except FileNotFoundError:
+        return None
+    return status.st_dev, status.st_ino
 
 
 def check_destination(destination: str, source: str) -> None:
@@ -131,7 +172,7 @@ def fingerprint(directory: str, source_format: str, destination: str) -> Fingerp
 
 
 def _remove_leftovers(destination: str) -> None:
-    """Delete what a run leaves when it is killed in its last deletions: the journal, and the result that was replaced.
+    """Delete the remains of a run that was killed in its last deletions: the journal, and the result that was replaced.
 
     While a partial result is there, the replaced one stays: the process may be about to put it back.
     """
@@ -142,6 +183,8 @@ def _remove_leftovers(destination: str) -> None:
     path = Path(destination)
     # Where the result belongs to root and cannot be changed, there is nothing to tidy.
     with contextlib.suppress(OSError):
+        shutil.rmtree(path / STATE, ignore_errors=True)
+        ledger.remove_abandoned(destination)
         storage.remove(path / JOURNAL)
     replaced = path.parent / f".{path.name}.replaced"
     with contextlib.suppress(OSError):

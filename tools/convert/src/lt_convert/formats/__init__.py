@@ -111,6 +111,14 @@ MEGATRON_FSDP = Format(
     has_checksums=False,
 )
 
+OLMO_CORE = Format(
+    "olmo-core",
+    "olmo_core",
+    known_files.OLMO_CORE,
+    is_written=False,
+    has_checksums=False,
+)
+
 # A directory is compared with the formats in this order; help and errors list them in this order, too.
 _ALL = (
     HUGGINGFACE,
@@ -118,6 +126,7 @@ _ALL = (
     MEGATRON_LEGACY,
     TORCHTITAN,
     MEGATRON_FSDP,
+    OLMO_CORE,
 )
 FORMATS = {one.name: one for one in _ALL}
 WRITTEN = tuple(one.name for one in _ALL if one.is_written)

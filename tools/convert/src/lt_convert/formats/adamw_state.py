@@ -12,6 +12,7 @@ from lt_convert.tensors.source_files import Files
 from lt_convert.tensors.tensor import Tensor
 from lt_convert.weights.mapping import PADDING
 from lt_shared.console import BadData
+from lt_shared.console.shard_option import WHOLE, Slice
 
 EXP_AVG, EXP_AVG_SQ, PARAM = "exp_avg", "exp_avg_sq", "param"
 MOMENTS = (EXP_AVG, EXP_AVG_SQ)
@@ -40,10 +41,15 @@ def check(state: OptimizerState) -> None:
         raise BadData(state.problem, REMEDY)
 
 
-def check_main_weights(state: OptimizerState, weights: Mapping[str, Tensor], files: Files, origin: str) -> None:
-    """Raises BadData where main weights, rounded, are not the model's: flat buffers in an unknown order, or damaged ones."""
+def check_main_weights(
+    state: OptimizerState, weights: Mapping[str, Tensor], files: Files, origin: str, part: Slice = WHOLE
+) -> None:
+    """Raises BadData where main weights, rounded, are not the model's: flat buffers in an unknown order, or damaged ones.
+
+    Each `part` of a conversion looks at its share of the weights.
+    """
     one, other = TensorReader(files), TensorReader(files)
-    for name, main in state.tensors.get(PARAM, {}).items():
+    for name, main in [*state.tensors.get(PARAM, {}).items()][part.index :: part.count]:
         if name.startswith(PADDING):
             continue
         mine, its = flat(main.cast(weights[name].dtype)), flat(weights[name])

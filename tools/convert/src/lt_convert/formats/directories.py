@@ -7,6 +7,9 @@ from lt_shared.console import NoInput, UsageError
 from lt_shared.files import storage
 
 TORCHTITAN_STEP = re.compile(r"step-(\d+)")
+OLMO_STEP = re.compile(r"step(\d+)")
+# Directories of steps that trainers write in place, and finish with a last file.
+STEPS = (TORCHTITAN_STEP, OLMO_STEP)
 
 
 def normalized(path: str) -> str:

@@ -117,12 +117,27 @@ MEGATRON_LEGACY = (
 TORCHTITAN = (
     KnownFiles(
         Fate.READ,
-        rf"\.metadata|.*\.distcp|config\.json|{re.escape(checkpoint_layout.RECORD)}",
-        "`.metadata`, `*.distcp`, `run.json`, `config.json`",
+        rf"\.metadata|.*\.distcp|metadata\.pkl|model_\d+\.pt|config\.json|{re.escape(checkpoint_layout.RECORD)}",
+        "`.metadata`, `*.distcp`, or `metadata.pkl`, `model_*.pt`; `run.json`, `config.json`",
     ),
     OF_RUN,
+    KnownFiles(
+        Fate.STATE,
+        r"(optimizer|train_state|lr_scheduler|dataloader)_\d+\.pt",
+        "`optimizer_*.pt`, `train_state_*.pt`, `lr_scheduler_*.pt`, `dataloader_*.pt`",
+    ),
 )
 MEGATRON_FSDP = MEGATRON_DIST
+OLMO_CORE = (
+    KnownFiles(
+        Fate.READ,
+        r"model_and_optim|config\.json|\.metadata\.json",
+        "`model_and_optim/`, `config.json`, `.metadata.json`",
+    ),
+    OF_RUN,
+    KnownFiles(Fate.STATE, r"train", "`train/`"),
+    KnownFiles(Fate.DROPPED, r"data_paths\.txt", "`data_paths.txt`"),
+)
 
 
 def is_carried(name: str) -> bool:

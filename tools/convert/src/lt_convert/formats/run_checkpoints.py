@@ -5,9 +5,10 @@ A checkpoint that is being written must not be read, and each trainer marks comp
 - lt-train renames a complete directory to its final name; `run.json` in it has the size of every other file.
 - Megatron-LM writes into the final directory from the beginning, and the iteration into `latest_checkpointed_iteration.txt` when
   all ranks have written. So a checkpoint newer than the tracker's iteration is not complete, and neither is an older one that a
-  crash left without `.metadata`, which torch writes last.
+  crash left without `.metadata`, which torch writes last, or without `metadata.json`, which megatron-core writes behind that.
 - TorchTitan writes into the final directory, and `.metadata` appears by rename when all ranks have written. Its last checkpoint
   may be in Hugging Face's format, where the index of the safetensors files is last.
+- OLMo-core writes `.metadata.json` behind the tensors, and then `config.json`, without which the model is unknown.
 - Megatron-Bridge writes as Megatron-LM does, then `train_state.pt`, its own tracker `latest_train_state.pt`, Megatron-LM's
   tracker and, last, `run_config.yaml`, without which the model is unknown. Its first versions had only their own tracker.
 - NeMo 2 has an empty file `NAME-unfinished` beside the directory NAME while it writes, and also while it deletes. NAME ends in
@@ -23,9 +24,10 @@ from collections.abc import Collection
 
 from lt_convert import formats
 from lt_convert.containers import torch_archive
-from lt_convert.formats.directories import TORCHTITAN_STEP, listing
+from lt_convert.formats import olmo_core
+from lt_convert.formats.directories import OLMO_STEP, TORCHTITAN_STEP, listing
 from lt_convert.formats.location import is_finished_step, tracked_iteration
-from lt_convert.formats.megatron import provider_config, train_state
+from lt_convert.formats.megatron import provider_config, torch_dist, train_state
 from lt_convert.tensors.source_files import Files
 from lt_shared.console import BadData, NoInput
 from lt_shared.contracts.checkpoint_layout import COMMON, RECORD, TRACKER, RunRecord
@@ -88,15 +90,15 @@ def damaged(run: str, whole: Collection[RunCheckpoint]) -> list[RunCheckpoint]:
 
 
 def unfinished(run: str, whole: Collection[RunCheckpoint]) -> list[RunCheckpoint]:
-    """List TorchTitan's checkpoints that are newer than the complete ones and lack the last file, `.metadata` or an index."""
+    """List steps of TorchTitan and OLMo-core that are newer than the complete ones and lack the files that are written last."""
     newest = max((one.iteration for one in whole), default=-1)
-    newer = [one for one in _numbered(run, listing(run)) if one.iteration > newest and TORCHTITAN_STEP.fullmatch(one.name)]
+    newer = [one for one in _numbered(run, listing(run)) if one.iteration > newest and _is_step(one)]
     return sorted(one for one in newer if not is_finished_step(one.directory))
 
 
 def _is_finished(one: RunCheckpoint, tracked: int) -> bool:
     """Whether a trainer has said that it finished a checkpoint."""
-    if TORCHTITAN_STEP.fullmatch(one.name):
+    if _is_step(one):
         return is_finished_step(one.directory)
     with contextlib.suppress(NoInput):
         names = listing(one.directory)
@@ -108,7 +110,7 @@ def _is_finished(one: RunCheckpoint, tracked: int) -> bool:
 
 def _is_settled(one: RunCheckpoint, is_newer: bool) -> bool:
     """Return whether a directory has not changed for a while. Megatron-LM leaves unfinished checkpoints, and rewrites them."""
-    if storage.is_remote(one.directory) or (is_newer and not TORCHTITAN_STEP.fullmatch(one.name)):
+    if storage.is_remote(one.directory) or (is_newer and not _is_step(one)):
         return False
     try:
         return os.stat(one.directory).st_mtime < time.time() - _SETTLED_SECONDS
@@ -117,11 +119,18 @@ def _is_settled(one: RunCheckpoint, is_newer: bool) -> bool:
 
 
 def _numbered(run: str, names: list[str]) -> list[RunCheckpoint]:
-    return [
+    numbered = [
         RunCheckpoint(int(match[1]), f"{run}/{name}", name)
         for name in names
         if (match := _ITERATION.fullmatch(name) or TORCHTITAN_STEP.fullmatch(name))
     ]
+    steps = [match for name in names if (match := OLMO_STEP.fullmatch(name))]
+    return numbered or [RunCheckpoint(int(match[1]), f"{run}/{match[0]}", f"step-{int(match[1])}") for match in steps]
+
+
+def _is_step(one: RunCheckpoint) -> bool:
+    """Whether a checkpoint is a step of TorchTitan or OLMo-core, which no tracker names."""
+    return TORCHTITAN_STEP.fullmatch(one.name) is not None
 
 
 def _of_nemo(run: str, files: Files) -> list[RunCheckpoint]:
@@ -166,7 +175,10 @@ def _tracked(run: str, names: list[str], files: Files) -> int:
 def _is_complete(one: RunCheckpoint, tracked: int, files: Files) -> bool:
     try:
         names = listing(one.directory)
-        if formats.recognise(names) is None:
+        if olmo_core.recognise(names):
+            return olmo_core.is_finished(names)
+        recognised = formats.recognise(names)
+        if recognised is None or (recognised == formats.MEGATRON_DIST.name and not torch_dist.is_finished(names)):
             return False
         if RECORD in names:
             return _has_all_files(one.directory, files)
@@ -175,7 +187,7 @@ def _is_complete(one: RunCheckpoint, tracked: int, files: Files) -> bool:
     except (NoInput, BadData):
         # It was deleted since it was listed, or is being copied.
         return False
-    return bool(TORCHTITAN_STEP.fullmatch(one.name)) or one.iteration <= tracked
+    return _is_step(one) or one.iteration <= tracked
 
 
 def _has_all_files(directory: str, files: Files) -> bool:

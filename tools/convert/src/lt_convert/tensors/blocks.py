@@ -62,7 +62,7 @@ def flat(tensor: Tensor) -> Tensor:
     leading = 0
     while leading < len(tensor.shape) - 1 and tensor.shape[leading] == 1:
         leading += 1
-    return tensor.squeezed(leading)
+    return tensor.squeezed(leading) if leading else tensor
 
 
 def parts(tensor: Tensor, *others: Tensor) -> Iterator[tuple[Tensor, ...]]:
@@ -98,6 +98,11 @@ def _block_bytes(tensor: Tensor) -> int:
         # Decoding makes copies.
         return TRANSPOSED_BLOCK_BYTES // 4 if tensor.encodings else TRANSPOSED_BLOCK_BYTES
     return REMOTE_BLOCK_BYTES if any(storage.is_remote(file) for file in tensor.files) else BLOCK_BYTES
+
+
+def is_read_at_once(tensor: Tensor) -> bool:
+    """Whether each block is copied from one transposed matrix in memory: then some rows cost as much as all."""
+    return _matrix(tensor) is not None
 
 
 def read(tensor: Tensor, files: Files) -> Bits:

@@ -84,9 +84,14 @@ def size_of(segment: Segment) -> int:
 def views(outputs: Iterable[OutputFile]) -> Iterator[tuple[str, int, int]]:
     """Yield the source ranges of the outputs: (path, first byte, byte after the last) of every view."""
     for output in outputs:
-        for segment in (payload for payload in output.segments if isinstance(payload, Payload)):
-            for tensor in segment.read:
-                yield from _views(tensor)
+        yield from views_of_segments(output.segments)
+
+
+def views_of_segments(segments: Iterable[Segment]) -> Iterator[tuple[str, int, int]]:
+    """Yield the source ranges of some segments, as `views`."""
+    for segment in segments:
+        for tensor in segment.read if isinstance(segment, Payload) else ():
+            yield from _views(tensor)
 
 
 def _views(tensor: Tensor) -> Iterator[tuple[str, int, int]]:

@@ -13,7 +13,7 @@ import hashlib
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from lt_convert.tensors.source_files import DAMAGED, Files, Reader
+from lt_convert.tensors.source_files import DAMAGED, Extent, Files, Interval, Reader
 from lt_shared.console import BadData
 from lt_shared.files.checksums import crc32, joined_all
 
@@ -127,7 +127,7 @@ class SourceChecksums(Reader):
         if checksum != one.crc32:
             raise _changed(path, one)
 
-    def planned(self, views: Iterable[tuple[str, int, int]], files: Files) -> None:
+    def planned(self, views: Iterable[Extent], files: Files, other_views: Iterable[Extent] = ()) -> None:
         """Read short gaps between the views and the ends of their ranges, and the remaining bytes of short ranges.
 
         On a remote store these bytes are in blocks that the planning has fetched.
@@ -137,27 +137,64 @@ class SourceChecksums(Reader):
             for one in self._overlapping(path, begin, end):
                 _, _, first, last = used.get(id(one), (path, one, one.end, one.start))
                 used[id(one)] = path, one, min(first, max(begin, one.start)), max(last, min(end, one.end))
+        used_elsewhere = self._touched(other_views).keys() - used.keys()
         gaps = [(path, *gap) for path, one, first, last in used.values() for gap in ((one.start, first), (last, one.end))]
         for path, ranges in self._ranges.items():
             short = (one for one in ranges if one.intervals and one.size_bytes <= SHORT_BYTES and id(one) not in used)
-            gaps += [(path, *gap) for one in short for gap in _gaps(one, one.start, one.end)]
+            gaps += [(path, *gap) for one in short if id(one) not in used_elsewhere for gap in _gaps(one, one.start, one.end)]
         for path, begin, end in gaps:
             if 0 < end - begin <= SHORT_BYTES:
                 files.read(path, begin, end - begin)
 
-    def finish(self, views: Iterable[tuple[str, int, int]]) -> None:
+    def _touched(self, views: Iterable[Extent]) -> dict[int, tuple[str, Range]]:
+        """The ranges that overlap the views, by their identity."""
+        return {id(one): (path, one) for path, begin, end in views for one in self._overlapping(path, begin, end)}
+
+    def finish(
+        self, views: Iterable[Extent], other_views: Iterable[Extent] = (), share: tuple[int, int] = (0, 1)
+    ) -> list[Interval]:
         """Check the remaining bytes in every range that `views` touch, and in small ranges that were read.
 
-        Raises BadData for the first range that differs from its record.
+        A range that `other_views` touch, too, is not read to its end here: its intervals are returned. Small ranges that no view
+        touches are divided among the processes. Raises BadData for the first range that differs from its record.
         """
         if not self._ranges:
-            return
-        unchecked: dict[int, tuple[str, Range]] = {}
-        for path, begin, end in views:
-            unchecked |= {id(one): (path, one) for one in self._overlapping(path, begin, end)}
-        for path, ranges in self._ranges.items():
-            unchecked |= {id(one): (path, one) for one in ranges if one.intervals and one.size_bytes <= SMALL_BYTES}
-        pending = [(path, one) for path, one in unchecked.values() if not one.is_checked]
+            return []
+        number, count = share
+        touched, elsewhere = self._touched(views), self._touched(other_views)
+        untouched = {
+            id(one): (path, one)
+            for path, ranges in self._ranges.items()
+            for one in ranges
+            if one.intervals and one.size_bytes <= SMALL_BYTES and id(one) not in touched and id(one) not in elsewhere
+        }
+        unchecked = [entry for key, entry in touched.items() if key not in elsewhere] + [*untouched.values()][number::count]
+        self._check_ends([(path, one) for path, one in unchecked if not one.is_checked])
+        shared = [entry for key, entry in touched.items() if key in elsewhere]
+        # A range without an interval is read as a whole in the end.
+        return [
+            (path, *interval)
+            for path, one in shared
+            if not one.is_checked or one.crc32 is None
+            for interval in (_long(one) or [(one.start, one.start, 0)])
+        ]
+
+    def join(self, intervals: Iterable[Interval]) -> None:
+        """Check the ranges that several processes have read; the bytes that no process has read are read now."""
+        by_range: dict[int, tuple[str, Range, list[tuple[int, int, int]]]] = {}
+        for path, begin, end, checksum in intervals:
+            for one in self._overlapping(path, begin, max(end, begin + 1)):
+                if not one.is_checked and one.start <= begin and end <= one.end:
+                    by_range.setdefault(id(one), (path, one, []))[2].append((begin, end, checksum))
+        for _, one, read in by_range.values():
+            one.intervals = []
+            for begin, end, checksum in sorted(read, key=lambda interval: (interval[0], -interval[1])):
+                if begin >= (one.intervals[-1][1] if one.intervals else one.start):
+                    one.intervals.append((begin, end, checksum))
+        self._check_ends([(path, one) for path, one, _ in by_range.values()])
+
+    def _check_ends(self, pending: Sequence[tuple[str, Range]]) -> None:
+        """Read the remaining bytes in these ranges, and compare every range with its record."""
         with Files() as files:
             for number, (path, one) in enumerate(pending):
                 if number % PREFETCHED_RANGES == 0:

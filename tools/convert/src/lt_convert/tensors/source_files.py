@@ -16,6 +16,7 @@ from lt_shared.console import BadData
 from lt_shared.files import ownership, storage
 
 INCOMPLETE = "the checkpoint is incomplete: copy it again"
+UNFINISHED = "wait until the run has saved it, or use another one; if the run has ended, the save was cut off"
 DAMAGED = "copy it again, or use another one; --no-verify takes it as it is"
 # The beginning of what git-lfs leaves in place of a file that was not downloaded, about 130 bytes.
 LFS_POINTER, LFS_POINTER_BYTES = b"version https://git-lfs.github.com/spec/", 1024
@@ -24,6 +25,12 @@ OPEN_FILES = 64
 REMOTE_BLOCK_BYTES = 16 << 10
 CACHED_BLOCKS = 4096
 BLOCKS_PER_REQUEST = 64
+
+
+Extent = tuple[str, int, int]
+"""A path, the first byte, and the byte after the last."""
+Interval = tuple[str, int, int, int]
+"""An extent that was read, and its CRC-32."""
 
 
 class Reader:
@@ -45,11 +52,20 @@ class Reader:
     def expect(self, path: str, offset: int, size_bytes: int, crc32: int, name: str) -> None:
         """The file itself says that these bytes have this CRC-32."""
 
-    def planned(self, views: Iterable[tuple[str, int, int]], files: "Files") -> None:
-        """These (path, first byte, byte after the last) are what will be read; `files` has what surrounds them at hand."""
+    def planned(self, views: Iterable[Extent], files: "Files", other_views: Iterable[Extent] = ()) -> None:
+        """These views will be read here, and `other_views` by other processes; `files` has the bytes around them at hand."""
 
-    def finish(self, views: Iterable[tuple[str, int, int]]) -> None:
-        """End the reading; the output was made from these ranges (path, first byte, byte after the last)."""
+    def finish(
+        self, views: Iterable[Extent], other_views: Iterable[Extent] = (), share: tuple[int, int] = (0, 1)
+    ) -> list[Interval]:
+        """End the reading; the output was made from these views, and by other processes from `other_views`.
+
+        `share` is the number of this process among how many. Returns the reads in ranges that several processes read.
+        """
+        return []
+
+    def join(self, intervals: Iterable[Interval]) -> None:
+        """Check the ranges that several processes have read, from what their `finish` has returned."""
 
 
 class Files:

@@ -77,7 +77,7 @@ def summarize(logs: tuple[str, ...], evals: tuple[str, ...], as_json: bool, **ru
     from lt_monitor.runs.speed import RunFacts
     from lt_monitor.views import summary_table
 
-    loaded_runs = run_loader.join_by_checkpoints(run_loader.read(logs, or_faults=True))
+    loaded_runs = run_loader.join_by_checkpoints(run_loader.read(logs, or_starting=True))
     scores.attach(loaded_runs, evals)
     summaries = [summary.summarize(run, RunFacts.of(**run_facts)) for run in loaded_runs]
     if as_json:
@@ -140,7 +140,7 @@ def runs(logs: tuple[str, ...], as_json: bool, **run_facts: Any) -> None:
     from lt_monitor.runs.speed import RunFacts
     from lt_monitor.views import plot, runs_table
 
-    loaded_runs = run_loader.join_by_checkpoints(run_loader.read(logs, or_faults=True))
+    loaded_runs = run_loader.join_by_checkpoints(run_loader.read(logs, or_starting=True))
     summaries = [summary.summarize(run, RunFacts.of(**run_facts)) for run in loaded_runs]
     if as_json:
         for run, one in zip(loaded_runs, summaries, strict=True):

@@ -82,6 +82,7 @@ NOTES = (
     recovery_notes.LocalCheckpoint.NOTE,
     recovery_notes.Recovery.NOTE,
     recovery_notes.Started.NOTE,
+    recovery_notes.Starting.NOTE,
 )
 
 _REQUIRED: dict[str, tuple[str, ...]] = {

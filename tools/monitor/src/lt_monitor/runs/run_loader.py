@@ -10,6 +10,7 @@ from lt_monitor.events.records import Record
 from lt_monitor.events.steps import Steps
 from lt_monitor.logs import log_files
 from lt_monitor.logs.parsed_block import ParsedBlock, attributed
+from lt_monitor.runs import starting
 from lt_monitor.runs.attempt_boundary import guessed_resume, interval_begin, log_interval
 from lt_monitor.runs.attempts import Attempt, Run
 from lt_monitor.runs.log_attempts import LogAttempts
@@ -64,10 +65,10 @@ def assemble(events: Iterable[Record]) -> list[Run]:
     return loader.runs()
 
 
-def read(patterns: Sequence[str], need_steps: bool = True, or_faults: bool = False) -> list[Run]:
+def read(patterns: Sequence[str], need_steps: bool = True, or_starting: bool = False) -> list[Run]:
     """Read the runs in the logs that match `patterns`.
 
-    With `need_steps`, only runs with steps; with `or_faults`, also runs with faults.
+    With `need_steps`, only runs with steps; with `or_starting`, also runs that start, or died before their first step.
 
     Raises: NoInput if a log is missing, BadData if no log has such a run. Warns about a log without events.
     """
@@ -85,10 +86,26 @@ def read(patterns: Sequence[str], need_steps: bool = True, or_faults: bool = Fal
     runs = loader.runs()
     if not need_steps:
         return runs
-    usable_runs = [run for run in runs if len(run.steps) or (or_faults and run.of_kind("fault"))]
-    if not usable_runs:
+    return with_starting(runs, paths) if or_starting else _with_steps(runs, paths)
+
+
+def _with_steps(runs: Sequence[Run], paths: Sequence[str]) -> list[Run]:
+    require_steps(runs, paths)
+    return [run for run in runs if len(run.steps)]
+
+
+def with_starting(runs: Sequence[Run], paths: Sequence[str]) -> list[Run]:
+    """Return the runs in the logs `paths` that have steps, start, or died before their first step.
+
+    If no log has any event, a short log that has just changed is a start. Raises BadData if none of this is there.
+    """
+    usable_runs = [run for run in runs if len(run.steps) or starting.is_run(run)]
+    if usable_runs:
+        return usable_runs
+    unread_runs = {run.name: run for path in paths if (run := starting.unread_run(path)) is not None}
+    if not unread_runs:
         require_steps(runs, paths)
-    return usable_runs
+    return list(unread_runs.values())
 
 
 def require_steps(runs: Sequence[Run], paths: Sequence[str]) -> None:

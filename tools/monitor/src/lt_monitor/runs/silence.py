@@ -5,7 +5,7 @@ import os
 
 import numpy as np
 
-from lt_monitor.runs import speed
+from lt_monitor.runs import speed, starting
 from lt_monitor.runs.attempts import Run
 
 # Both have to be exceeded.
@@ -29,7 +29,8 @@ class Silence:
         if not len(usual):
             usual = speed.step_seconds(steps)
         finite = usual[np.isfinite(usual)]
-        limit = max(MINIMUM_SECONDS, STEP_FACTOR * float(np.median(finite)) if len(finite) else 0.0)
+        minimum = MINIMUM_SECONDS if len(run.attempts[-1].steps) else starting.LIMIT_SECONDS
+        limit = max(minimum, STEP_FACTOR * float(np.median(finite)) if len(finite) else 0.0)
         updated = run.updated
         if updated is None:
             updated = max((os.path.getmtime(file) for file in run.files if os.path.isfile(file)), default=None)

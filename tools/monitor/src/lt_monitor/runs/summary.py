@@ -9,22 +9,22 @@ from typing import Any
 
 import numpy as np
 
-from lt_monitor.events.records import Record, ends_job
+from lt_monitor.events.records import Record
 from lt_monitor.events.steps import Steps
 from lt_monitor.runs import scores, speed
 from lt_monitor.runs.attempts import Attempt, Run
+from lt_monitor.runs.endings import ending_faults, ending_of
 from lt_monitor.runs.fault_costs import FaultCosts
 from lt_monitor.runs.faults.advice import advice
-from lt_monitor.runs.faults.failure_causes import NAN_STEPS, SCHEDULER_FAULTS, root_cause, suspect_ranks
+from lt_monitor.runs.faults.failure_causes import NAN_STEPS, root_cause, suspect_ranks
 from lt_monitor.runs.metrics import source_columns
 from lt_monitor.runs.silence import Silence
 from lt_monitor.runs.speed import RunFacts, Sizes, positive
+from lt_monitor.runs.starting import Start
 from lt_shared.contracts.run_log import SOURCE_LOSS
 from lt_shared.data.sample_order.log_notes import PhaseBegins
 
 RECENT_STEPS = 50
-# How Slurm ends jobs that did nothing wrong, and whose nodes did.
-SCHEDULER_ENDINGS = (*SCHEDULER_FAULTS, "node-failure", "evicted")
 CAUGHT = ("traceback", "exit", "killed")
 FAULT_FIELDS = ("fault", "cause", "severity", "message", "time", "rank", "node", "xid")
 
@@ -38,7 +38,8 @@ class Summary:
     maximum. `validation_losses` maps validation sets to their newest loss, `source_losses` does so for the datasets of a blend.
     `scores` has the benchmarks' newest values and their steps. `skipped_steps` and `nan_steps` are sums over the run.
     `lost_seconds` is the duration of the `lost_steps` at the present speed. `checkpoints` and `recovery_seconds` are means of
-    the costs that lt-train logs. `fault` is the result of `main_fault`, `ended` the result of `ending` for the last attempt. A
+    the costs that lt-train logs. `fault` is the result of `main_fault`, `ended` the reason of the last attempt's ending, which
+    `ended_text` completes for people. `starting` is there before the first step of the last attempt, unless that has ended. A
     `silent` run has not ended but has written nothing for long, so it is probably dead. Neither a silent run nor one that ended
     early has an ETA.
     """
@@ -77,6 +78,8 @@ class Summary:
     faults: int
     fault: Record | None
     ended: str | None
+    ended_text: str | None
+    starting: dict[str, Any] | None
     silent: bool
     updated: str | None
 
@@ -110,10 +113,13 @@ def summarize(run: Run, run_facts: RunFacts | None = None, now: float | None = N
     checkpoint = next(iter(reversed(run.checkpoints)), None)
     faults = run.of_kind("fault")
     costs = FaultCosts.of(event for attempt in run.attempts for event in attempt.events)
-    ended = ending(run.attempts[-1])
+    ending = ending_of(run.attempts[-1])
+    ended = None if ending is None else ending.reason
+    moment = time.time() if now is None else now
+    start = Start.of(run) if ended is None else None
     silence = Silence.of(run)
     is_over = ended is not None or (total_steps is not None and step is not None and step >= total_steps)
-    is_silent = not is_over and silence.is_too_long(time.time() if now is None else now)
+    is_silent = not is_over and silence.is_too_long(moment)
     return Summary(
         run=run.name,
         step=step,
@@ -149,18 +155,20 @@ def summarize(run: Run, run_facts: RunFacts | None = None, now: float | None = N
         faults=sum(fault["cause"] != "cascade" for fault in faults),
         fault=main_fault(run),
         ended=ended,
+        ended_text=None if ending is None else ending.text,
+        starting=None if start is None else _starting(start, moment),
         silent=is_silent,
         updated=_time(silence.updated),
     )
 
 
-def ending(attempt: Attempt) -> str | None:
-    """How an attempt ended: the trainer's reason, or the scheduler's action, or `failed`. None if the log shows no end."""
-    end = attempt.end
-    if end is not None:
-        return str(end["reason"])
-    cause = root_cause(_ending_faults(attempt))
-    return None if cause is None else str(cause["fault"]) if cause["fault"] in SCHEDULER_ENDINGS else "failed"
+def _starting(start: Start, now: float) -> dict[str, Any]:
+    seconds = start.seconds(now)
+    return {
+        "since": _time(start.since),
+        "seconds": None if seconds is None else round(seconds, 1),
+        "activity": start.activity,
+    }
 
 
 def main_fault(run: Run) -> Record | None:
@@ -171,7 +179,7 @@ def main_fault(run: Run) -> Record | None:
     the `attempt`, and the FAULT_FIELDS that its line shows. A collective's time-out has `suspect_ranks`, if the log shows them.
     """
     for attempt in reversed(run.attempts):
-        faults = _ending_faults(attempt)
+        faults = ending_faults(attempt)
         chosen = root_cause(faults)
         if chosen is not None:
             return _of_attempt(chosen, attempt) | _suspects(chosen, faults, positive(run.arguments.get("world_size")))
@@ -187,14 +195,6 @@ def main_fault(run: Run) -> Record | None:
             if faults_in_log:
                 return _of_attempt(faults_in_log[-1], attempt)
     return None
-
-
-def _ending_faults(attempt: Attempt) -> list[Record]:
-    """The faults after the last step that end a job. Once the log says that training is complete, only a root cause counts."""
-    faults = [event for event in attempt.closing if event["kind"] == "fault" and ends_job(event)]
-    if attempt.end is None or attempt.end["reason"] != "completed":
-        return faults
-    return [fault for fault in faults if fault["cause"] == "root" and fault["severity"] == "critical"]
 
 
 def _of_attempt(fault: Record, attempt: Attempt) -> Record:

@@ -46,14 +46,15 @@ def build(
     now: float | None = None,
     sections: Sequence[str] = (),
 ) -> str:
-    """The page about `runs`, shown under `names`, at the time `now`, else at present. Each run has at least one step.
+    """The page about `runs`, shown under `names`, at the time `now`, else at present. A run may have no step yet.
 
     `sections` are more of its parts, in HTML.
 
     Raises UsageError for a metric that no run has.
     """
     summaries = [summarize(run, run_facts, now) for run in runs]
-    metric_curves = metrics.curves_of(runs, run_facts, options.metrics)
+    has_steps = any(len(run.steps) for run in runs)
+    metric_curves = metrics.curves_of(runs, run_facts, options.metrics) if has_steps else []
     shown = [_run_data(run, printable(name)) for run, name in zip(runs, names, strict=True)]
     for number, (metric, curves) in enumerate(metric_curves):
         for data, curve in zip(shown, curves, strict=True):
@@ -62,8 +63,9 @@ def build(
     panels = _panels([metric for metric, _ in metric_curves], any(data["annotations"] for data in shown))
     resources = importlib.resources.files("lt_monitor.views") / "report_page"
     style, script, page = ((resources / name).read_text(encoding="utf-8") for name in ("style.css", "charts.js", "page.html"))
+    bounds = [(int(run.steps.numbers[0]), int(run.steps.numbers[-1])) for run in runs if len(run.steps)]
     page_data = {
-        "steps": [min(int(run.steps.numbers[0]) for run in runs), max(int(run.steps.numbers[-1]) for run in runs)],
+        "steps": [min((begin for begin, _ in bounds), default=0), max((end for _, end in bounds), default=0)],
         "early": EARLY_SHARE,
         "panels": panels,
         "runs": shown,
@@ -101,7 +103,7 @@ def _body(
     return "\n".join(
         [
             head,
-            _charts(panels, report_tables.toggles(names), report_tables.legend(runs, references)),
+            _charts(panels, report_tables.toggles(names), report_tables.legend(runs, references)) if panels else "",
             *sections,
             report_tables.attempts(runs, names),
             report_tables.faults(runs, names),

@@ -35,9 +35,9 @@ def plot(
     if form in ("", "html") and unused:
         what = "the report zooms and has the colours of its reader" if form else "sparklines have no axes"
         raise UsageError(f"{unused[0]} is for pictures: {what}", "write to a .png, .svg or .pdf file with -o")
-    runs = run_loader.join_by_checkpoints(run_loader.read(patterns))
+    runs = run_loader.join_by_checkpoints(run_loader.read(patterns, or_starting=form == "html"))
     scores.attach(runs, evals)
-    if not options.metrics:
+    if not options.metrics and form != "html":
         runs = [run for run in runs if np.isfinite(run.steps.column("loss")).any()] or runs[:1]
     names = short_names([run.name for run in runs])
     if output is None:

@@ -7,6 +7,7 @@ from html import escape
 from lt_monitor.events.escaping import counted, printable
 from lt_monitor.events.records import Record
 from lt_monitor.runs.attempts import Attempt, Run
+from lt_monitor.runs.endings import Ending, ending_faults, ending_of
 from lt_monitor.runs.metrics import MAXIMUM_SCORES
 from lt_monitor.runs.summary import Summary
 from lt_monitor.views import runs_table as run_comparison
@@ -25,11 +26,13 @@ Cell = tuple[str, str]
 
 
 def header(title: str, summary: Summary) -> str:
-    parts = [summary_table.ROWS["step"](summary).replace("/", "of")]
+    parts = [f"Step {summary_table.ROWS['step'](summary).replace('/', 'of')}"] if summary.step is not None else []
+    if summary.starting is not None:
+        parts.append(f"starting, {summary_table.starting_text(summary)}")
     if summary.eta_seconds:
         parts.append(f"{summary_table.duration(summary.eta_seconds)} left")
-    if summary.ended:
-        parts.append(f"ended: {printable(summary.ended)}")
+    if summary.ended_text:
+        parts.append(f"ended: {printable(summary.ended_text)}")
     if summary.updated:
         parts.append(("silent since " if summary.silent else "last line ") + summary.updated[:16].replace("T", " "))
     bar = ""
@@ -39,14 +42,14 @@ def header(title: str, summary: Summary) -> str:
             '<div class="progress"><svg viewBox="0 0 100 8" preserveAspectRatio="none" role="img" aria-label="progress">'
             f'<rect class="track" width="100" height="8"/><rect class="bar" width="{share * 100:.2f}" height="8"/></svg></div>'
         )
-    return f'<header><h1>{escape(title)}</h1><div class="muted">Step {escape(" · ".join(parts))}</div>{bar}</header>'
+    return f'<header><h1>{escape(title)}</h1><div class="muted">{escape(" · ".join(parts))}</div>{bar}</header>'
 
 
 def main_fault(summary: Summary) -> str:
     """What went wrong in one box, above everything else."""
     if summary.fault is None:
         return ""
-    cause = {"root": "Root cause", "cascade": "Consequence of another fault", "unknown": "Fault"}[summary.fault["cause"]]
+    cause = "Root cause" if summary.fault["cause"] == "root" else "Fault"
     message = escape(printable(summary.fault["message"], MESSAGE_CHARACTERS))
     return (
         f'<section class="card alarm"><h2><span class="badge root">{cause}</span> '
@@ -57,8 +60,8 @@ def main_fault(summary: Summary) -> str:
 def tiles(summary: Summary) -> str:
     """Return tiles with a run's figures."""
     cells = [
-        _tile("Loss", _number(summary.loss_mean, ".3f"), _loss_note(summary)),
-        _tile("Validation loss", _number(summary.validation_loss, ".3f"), _validation_note(summary)),
+        _tile("Loss", summary_table.loss_text(summary.loss), _loss_note(summary)),
+        _tile("Validation loss", summary_table.loss_text(summary.validation_loss), _validation_note(summary)),
         *(_score_tile(name, one) for name, one in list(summary.scores.items())[:MAXIMUM_SCORES]),
         _speed_tile(summary),
         _tile("MFU", _number(summary.mfu, ".1%"), _gpu_note(summary)),
@@ -103,14 +106,15 @@ def _compact(count: int | None) -> str:
 
 def _loss_note(summary: Summary) -> str:
     odd = [f"{count:,} {what}" for count, what in ((summary.nan_steps, "NaN"), (summary.skipped_steps, "skipped")) if count]
-    trend = [] if summary.loss_change is None else [f"{summary.loss_change:+.3f} since the tenth before"]
+    trend = [] if summary.loss_mean is None else [f"mean of the last tenth {summary_table.loss_text(summary.loss_mean)}"]
+    trend += [] if summary.loss_change is None else [f"{summary.loss_change:+.4f} since the tenth before"]
     return ", ".join(trend + odd)
 
 
 def _validation_note(summary: Summary) -> str:
     if summary.best_validation_loss is None:
         return ""
-    return f"best {summary.best_validation_loss:.3f} at step {summary.best_validation_step:,}"
+    return f"best {summary_table.loss_text(summary.best_validation_loss)} at step {summary.best_validation_step:,}"
 
 
 def _gpu_note(summary: Summary) -> str:
@@ -187,8 +191,8 @@ def legend(runs: Sequence[Run], references: bool) -> str:
 
 
 def attempts(runs: Sequence[Run], names: Sequence[str]) -> str:
-    """The lives of the runs' jobs; nothing when no run was ever restarted."""
-    if not any(run.restarts for run in runs):
+    """The lives of the runs' jobs; nothing when no run was ever restarted or failed."""
+    if not any(run.restarts or ending_faults(run.attempts[-1]) for run in runs):
         return ""
     rows = []
     for run, name in zip(runs, names, strict=True):
@@ -222,11 +226,8 @@ def _steps(attempt: Attempt) -> str:
 
 
 def _end(attempt: Attempt) -> str:
-    if attempt.end is not None:
-        return printable(attempt.end["reason"])
-    critical = [fault for fault in attempt.of_kind("fault") if fault["severity"] == "critical"]
-    root = next((fault for fault in critical if fault["cause"] == "root"), critical[0] if critical else None)
-    return "not logged" if root is None else printable(root["fault"])
+    ending = ending_of(attempt)
+    return "not logged" if ending is None else printable(ending.text)
 
 
 def faults(runs: Sequence[Run], names: Sequence[str]) -> str:
@@ -235,10 +236,11 @@ def faults(runs: Sequence[Run], names: Sequence[str]) -> str:
     left_out = 0
     for run, name in zip(runs, names, strict=True):
         for attempt in run.attempts:
-            for group in _grouped(attempt.of_kind("fault")):
+            ending = ending_of(attempt)
+            for group in _grouped(attempt.of_kind("fault"), None if ending is None else ending.fault):
                 if len(rows) < FAULT_ROWS:
                     row = [("Run", escape(printable(name)))] if len(runs) > 1 else []
-                    rows.append(row + _fault_row(group, attempt))
+                    rows.append(row + _fault_row(group, attempt, ending))
                 else:
                     left_out += 1
     if not rows:
@@ -247,19 +249,27 @@ def faults(runs: Sequence[Run], names: Sequence[str]) -> str:
     return f'<section class="card"><h2>Faults</h2>{table(rows)}{more}</section>'
 
 
-def _grouped(faults: Sequence[Record]) -> list[list[Record]]:
-    """Group faults by kind and cause: root causes first, cascades last, else in the order of the log."""
+def _grouped(faults: Sequence[Record], ended_by: Record | None) -> list[list[Record]]:
+    """Group faults by kind and cause: what ended the attempt first, then root causes, cascades last, in the order of the log."""
     groups: dict[tuple[object, ...], list[Record]] = {}
     for fault in faults:
         groups.setdefault(tuple(fault.get(field) for field in ("fault", "cause", "severity", "xid")), []).append(fault)
     order = {"root": 0, "unknown": 1, "cascade": 2}
-    return sorted(groups.values(), key=lambda group: order[group[0]["cause"]])
+    return sorted(groups.values(), key=lambda group: (not _is_among(ended_by, group), order[group[0]["cause"]]))
 
 
-def _fault_row(group: Sequence[Record], attempt: Attempt) -> list[Cell]:
-    first = group[0]
-    name = {"root": "root cause", "cascade": "follows"}.get(first["cause"], "fault")
-    kind = "other" if first["cause"] == "cascade" else "warning" if first["severity"] != "critical" else "root"
+def _is_among(ended_by: Record | None, group: Sequence[Record]) -> bool:
+    return any(fault is ended_by for fault in group)
+
+
+def _fault_row(group: Sequence[Record], attempt: Attempt, ending: Ending | None) -> list[Cell]:
+    """A consequence "follows" only a fault of its own attempt: without one it is what the log has for a cause."""
+    is_end = ending is not None and _is_among(ending.fault, group)
+    first = ending.fault if is_end and ending is not None and ending.fault is not None else group[0]
+    has_cause = any(fault["cause"] != "cascade" for fault in attempt.of_kind("fault"))
+    follows = first["cause"] == "cascade" and not is_end and (has_cause or (ending is not None and ending.fault is not None))
+    name = "root cause" if first["cause"] == "root" else "follows" if follows else "ended it" if is_end else "fault"
+    kind = "other" if follows else "root" if is_end or first["severity"] == "critical" else "warning"
     badge = f'<span class="badge {kind}">{"warning" if kind == "warning" else name}</span>'
     step = fault_step(first, attempt)
     ranks = list(dict.fromkeys(f"rank {fault['rank']}" for fault in group if fault.get("rank") is not None))

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from lt_monitor.events.escaping import printable
 from lt_monitor.runs.attempts import Run
 from lt_monitor.runs.summary import Summary
-from lt_monitor.views.summary_table import ROWS
+from lt_monitor.views.summary_table import ROWS, loss_text, starting_text
 
 VALUE_CHARACTERS = 24
 MAXIMUM_ARGUMENTS = 6
@@ -19,7 +19,9 @@ def columns(summaries: Sequence[Summary]) -> dict[str, list[str]]:
     cells_by_title = {
         "step": ["" if one.step is None else f"{one.step:,}" for one in summaries],
         "done": [_share(one) for one in summaries],
-        "loss": [_number(one.loss_mean, ".4f") for one in summaries],
+        "starting": [starting_text(one).removeprefix("-") for one in summaries],
+        "loss": [_loss(one.loss) for one in summaries],
+        "mean": [_loss(one.loss_mean) for one in summaries],
         "validation": [_number(one.validation_loss, ".4f") for one in summaries],
         "best": [_number(one.best_validation_loss, ".4f") for one in summaries],
         "tokens/s": [_number(one.tokens_per_second, ",.0f") for one in summaries],
@@ -28,7 +30,7 @@ def columns(summaries: Sequence[Summary]) -> dict[str, list[str]]:
         "left": [ROWS["time left"](one).replace("-", "") for one in summaries],
         "restarts": [str(one.restarts or "") for one in summaries],
         "fault": [_fault(one) for one in summaries],
-        "ended": [printable(one.ended or "") for one in summaries],
+        "ended": [printable(one.ended_text or "") for one in summaries],
     }
     return {title: cells for title, cells in cells_by_title.items() if any(cells)}
 
@@ -77,6 +79,10 @@ def _print(table: dict[str, list[str]]) -> None:
 
 def _share(summary: Summary) -> str:
     return "" if summary.done_share is None else f"{summary.done_share:.0%}"
+
+
+def _loss(value: float | None) -> str:
+    return "" if value is None else loss_text(value)
 
 
 def _number(value: float | None, form: str) -> str:

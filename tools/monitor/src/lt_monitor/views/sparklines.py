@@ -13,8 +13,9 @@ from lt_monitor.events.escaping import printable
 from lt_monitor.runs import curves
 from lt_monitor.runs.attempts import Run
 from lt_monitor.runs.curves import Series
-from lt_monitor.runs.metrics import Metric
+from lt_monitor.runs.metrics import LOSS, Metric
 from lt_monitor.views.annotations import annotations_of
+from lt_monitor.views.summary_table import loss_text
 from lt_monitor.views.tick_labels import compact
 
 # Later ones cover earlier ones in the line of annotations.
@@ -27,18 +28,21 @@ MAXIMUM_WIDTH = 100
 def of_run(run: Run, name: str, metric_curves: Sequence[tuple[Metric, Series]], width: int | None = None) -> str:
     """A heading, a line for each curve that the run has, and one that marks what happened. `width` is in characters."""
     steps = run.steps
+    if not len(steps):
+        return f"{printable(name)}  no step yet"
     first, last = int(steps.numbers[0]), int(steps.numbers[-1])
     wide = min(width or shutil.get_terminal_size().columns, MAXIMUM_WIDTH) - LABEL_WIDTH - 10
     cells = min(max(10, wide), len(steps))
     total = steps.last("total_steps")
     lines = [f"{printable(name)}  step {last:,}" + (f" of {int(total):,}" if total else "")]
-    lines += [_row(metric.short, curve, first, last, cells) for metric, curve in metric_curves if len(curve[0])]
+    lines += [_row(metric, curve, first, last, cells) for metric, curve in metric_curves if len(curve[0])]
     return "\n".join(lines + _annotations(run, first, last, cells))
 
 
-def _row(title: str, curve: Series, first: int, last: int, cells: int) -> str:
+def _row(metric: Metric, curve: Series, first: int, last: int, cells: int) -> str:
     line = curves.sparkline(curve, first, last, cells)
-    return f"{printable(title, TITLE_WIDTH):<{TITLE_WIDTH}}{compact(curve[1][0]):>7} {line} {compact(curve[1][-1])}"
+    last_value = loss_text(float(curve[1][-1])) if metric is LOSS else compact(curve[1][-1])
+    return f"{printable(metric.short, TITLE_WIDTH):<{TITLE_WIDTH}}{compact(curve[1][0]):>7} {line} {last_value}"
 
 
 def _annotations(run: Run, first: int, last: int, cells: int) -> list[str]:

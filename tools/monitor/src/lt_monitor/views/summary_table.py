@@ -21,6 +21,7 @@ OF_SEVERAL: dict[str, Callable[[Summary], Any]] = {
     "validation sets": lambda summary: summary.validation_losses,
     "saving": lambda summary: summary.checkpoints,
     "recovery": lambda summary: summary.recoveries,
+    "starting": lambda summary: summary.starting,
 }
 
 Cell = Callable[[Summary], str]
@@ -75,14 +76,26 @@ def _step(summary: Summary) -> str:
     return f"{summary.step:,} / {summary.total_steps:,} ({summary.done_share:.1%})"
 
 
-def _loss(summary: Summary) -> str:
-    return "-" if summary.loss is None else f"{summary.loss:.4f}"
+def loss_text(loss: float | None) -> str:
+    """Format a loss. All views have the same digits, so that one loss is one number."""
+    return "-" if loss is None else f"{loss:.4f}"
+
+
+def starting_text(summary: Summary, now: float | None = None) -> str:
+    """Format since when a run starts, and what it does: `3 min 2 s: loading a checkpoint`."""
+    if summary.starting is None:
+        return "-"
+    since, activity = summary.starting["since"], printable(summary.starting["activity"] or "nothing logged yet", 200)
+    if since is None:
+        return activity
+    moment = datetime.datetime.now().astimezone().timestamp() if now is None else now
+    return f"{duration(max(0.0, moment - datetime.datetime.fromisoformat(since).timestamp()))}: {activity}"
 
 
 def _trend(summary: Summary) -> str:
     if summary.loss_mean is None or summary.loss_change is None:
         return "-"
-    return f"mean {summary.loss_mean:.4f}, before {summary.loss_mean - summary.loss_change:.4f}"
+    return f"mean {loss_text(summary.loss_mean)}, before {loss_text(summary.loss_mean - summary.loss_change)}"
 
 
 def _validation(summary: Summary) -> str:
@@ -189,7 +202,7 @@ def describe_fault(fault: Record) -> str:
 
 
 def _ended(summary: Summary) -> str:
-    return "-" if summary.ended is None else printable(summary.ended)
+    return "-" if summary.ended_text is None else printable(summary.ended_text)
 
 
 def _updated(summary: Summary) -> str:
@@ -202,7 +215,8 @@ def _updated(summary: Summary) -> str:
 ROWS: dict[str, Cell] = {
     "step": _step,
     "phase": lambda summary: printable(summary.phase, NAME_CHARACTERS) if summary.phase else "-",
-    "loss": _loss,
+    "starting": starting_text,
+    "loss": lambda summary: loss_text(summary.loss),
     "last tenth": _trend,
     "loss by source": lambda summary: _losses(summary.source_losses),
     "validation": _validation,

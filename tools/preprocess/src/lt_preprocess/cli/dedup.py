@@ -59,9 +59,9 @@ def dedup(
     """
     from lt_preprocess.curation import deduplication
     from lt_preprocess.curation.signature_files import Compared
-    from lt_preprocess.readers import sharding
+    from lt_shared.console import shard_option
 
-    part = None if shard is None else sharding.parse_shard(shard)
+    part = None if shard is None else shard_option.parse_shard(shard)
     workers = workers or len(os.sched_getaffinity(0))
     if template is not None and json_keys != ("text",):
         raise console.UsageError("--template and --json-keys both say where the text is", "name all fields in --template")

@@ -65,7 +65,7 @@ class _Command(console.DefaultCommand):
 @click.option(
     "--shard",
     metavar="I/N",
-    help="Tokenize part I (from 0) of N of the input into PREFIX-I-of-N_text_document; auto, auto/N: as Slurm numbers tasks.",
+    help="Tokenize part I (from 0) of N of the input into PREFIX-I-of-N_text_document; auto, auto/N: from the launcher.",
 )
 @click.option(
     "--max-shard-size",
@@ -216,6 +216,6 @@ def _say_what_is_added(run_plan: "Plan") -> None:
 def _slice(shard: str | None) -> Any:
     if shard is None:
         return None
-    from lt_preprocess.readers import sharding
+    from lt_shared.console import shard_option
 
-    return sharding.parse_shard(shard)
+    return shard_option.parse_shard(shard)

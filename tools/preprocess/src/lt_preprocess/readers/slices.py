@@ -5,20 +5,11 @@ read from its beginning (compressed, Parquet, one plain text) belongs as a whole
 in order are the whole input.
 """
 
-import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
-
-@dataclasses.dataclass(frozen=True)
-class Slice:
-    """Slice `index` (from 0) of `count`."""
-
-    index: int = 0
-    count: int = 1
-
-
-WHOLE = Slice()
+from lt_shared.console.shard_option import WHOLE as WHOLE
+from lt_shared.console.shard_option import Slice as Slice
 
 
 class Piece(NamedTuple):

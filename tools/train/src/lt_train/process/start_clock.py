@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from lt_shared.contracts.recovery_notes import Started
+from lt_shared.contracts.recovery_notes import Started, Starting
 
 # The process id and the start of lt-train, for its ranks. The start is by CLOCK_MONOTONIC, which a machine's processes share.
 VARIABLE = "LT_TRAIN_STARTED"
@@ -71,6 +71,10 @@ class StartClock:
             yield
         finally:
             self._beside[name] = self._beside.get(name, 0.0) + time.monotonic() - begin
+
+    def starting(self, phase: str) -> Starting:
+        """Return the note that `phase` begins now."""
+        return Starting(time.monotonic() - self._began, phase)
 
     def end(self, step: int) -> Started | None:
         """Return the phases after `step`, if it is the first step since the start, else None."""

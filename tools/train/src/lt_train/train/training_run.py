@@ -111,6 +111,7 @@ def _train(config: RunConfig, rank_environment: RankEnvironment, rank_device: to
             log.line(line, brief=())
         log.line(f"  kernels: {chosen}")
         log.line("  versions: " + ", ".join(f"{package} {version}" for package, version in versions.items()), ())
+        log.line(clock.starting("building the model").format(_now()), ())
         chunks = builder.build(config, chosen, rank_device)
         at_end.callback(ddp.break_cycles, chunks)
         clock.lap("model")
@@ -121,6 +122,7 @@ def _train(config: RunConfig, rank_environment: RankEnvironment, rank_device: to
         clock.lap("optimizer")
         resumed = config
         if start is not None:
+            log.line(clock.starting(f"loading {start}").format(_now()), ())
             watchdog = Watchdog(config.faults.timeout_seconds, rank_environment, config.checkpointing.directory)
             with watchdog, watchdog.slow():
                 training_state.load(Path(start), config, state, copies.fetching_missing_files() if copies else None)
@@ -134,6 +136,7 @@ def _train(config: RunConfig, rank_environment: RankEnvironment, rank_device: to
             unused.delete()
         state.create_optimizer_state()
         clock.lap("loading")
+        log.line(clock.starting("preparing the data").format(_now()), ())
         run = Run(resumed, chosen, state, log, rank_device, rank_environment, copies)
         if is_first and config.checkpointing.directory:
             command, datasets, lengths = config.reporting.command, run.saver.datasets, state.ordered_samples
@@ -142,6 +145,7 @@ def _train(config: RunConfig, rank_environment: RankEnvironment, rank_device: to
             )
         log.begin(recorded_steps.Attempt(state.iteration, config, versions), config.batches, config.schedule, arguments)
         clock.lap("data")
+        log.line(clock.starting("computing the first step").format(_now()), ())
         with Profiler(config.reporting.profile, rank_environment.rank, rank_device, state.iteration) as profiler:
             stopped = run.train(trials.confirm, profiler)
     torch.distributed.barrier()

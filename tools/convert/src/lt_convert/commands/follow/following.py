@@ -33,6 +33,7 @@ PASSING = (BadData, NoInput, IoFailure, TryAgain, CannotCreate)
 _LAST_WRITTEN = (
     ".metadata",
     "weights/.metadata",
+    "model_and_optim/.metadata",
     "model.safetensors.index.json",
     "mp_rank_00/model_optim_rng.pt",
     "mp_rank_00_000/model_optim_rng.pt",

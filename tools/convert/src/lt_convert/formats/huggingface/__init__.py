@@ -149,8 +149,8 @@ def _tokenizer(directory: str, place: str, is_original: bool, files: Files) -> T
     # A repository of Llama has more of the tokenizer above `original` than in it; Llama 2's tokenizer is above the model's files.
     places = [directory, above] if is_original else [directory]
     places = places[::-1] if name == openai_original.DIRECTORY else places
-    found_in = (tokenizer for place in places if (tokenizer := discovery.beside_model(place, files)))
-    return next(found_in, None)
+    candidates = (tokenizer for place in places if (tokenizer := discovery.beside_model(place, files)))
+    return next(candidates, None)
 
 
 def _split_fused_experts(tensors: Mapping[str, Tensor], model_type: str, origin: str) -> dict[str, Tensor]:

@@ -51,8 +51,9 @@ _RECOVERY = (
     (recovery_notes.LOCAL_CHECKPOINT, recovery_notes.LocalCheckpoint.NOTE),
     (recovery_notes.RECOVERED, recovery_notes.Recovery.NOTE),
     (recovery_notes.STARTED, recovery_notes.Started.NOTE),
+    (recovery_notes.STARTING, recovery_notes.Starting.NOTE),
 )
-_TEXTS = ("time", "phases")
+_TEXTS = ("time", "phases", "phase")
 _CHECKPOINT_WORDS = (b"Saved checkpoint", b"Saved async checkpoint", b"Saving async checkpoint")
 
 _STEP_NUMBER = Field("step", is_count=True)
@@ -270,13 +271,15 @@ def phase(line: Line) -> Record | None:
 
 
 def recovery(line: Line) -> Record | None:
-    """Parse a local checkpoint of lt-train or Megatron, and lt-train's first step after a start or a failure."""
+    """Parse a local checkpoint of lt-train or Megatron, and lt-train's phases until the first step after a start or a failure."""
     for pattern, name in _RECOVERY:
         if (match := pattern.search(line.text)) is not None:
             texts = {key: text for key, text in match.groupdict().items() if key not in _TEXTS and text is not None}
             fields: Record = {key: decimal(text) if key.endswith("seconds") else int(text) for key, text in texts.items()}
             if pattern is recovery_notes.STARTED:
                 fields["phases"] = recovery_notes.phases(match["phases"])
+            if pattern is recovery_notes.STARTING:
+                fields["phase"] = match["phase"].decode(errors="replace").rstrip()
             record = note(line, name, fields)
             return record | {"time": match["time"].decode().replace(" ", "T")} if match["time"] else record
     return None

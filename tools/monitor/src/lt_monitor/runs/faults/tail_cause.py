@@ -226,7 +226,7 @@ def _last_error(tail: LogTail) -> Record | None:
 def _nan(tail: LogTail) -> Record | None:
     """Steps at the end whose loss is no number."""
     logged = [(offset, text) for offset, text in tail.progress if text.startswith(b"{")][-NAN_STEPS:]
-    if len(logged) == NAN_STEPS and all(b"'loss': nan" in text for _, text in logged):
+    if len(logged) == NAN_STEPS and all(_is_without_number(text) for _, text in logged):
         source = {"file": tail.shown, "offset": logged[0][0]}
         return _fault("nan", "root", f"the last {NAN_STEPS} losses are not a number", source)
     message = f"the loss of the last {NAN_STEPS} step lines is not a number"
@@ -240,11 +240,18 @@ def _nan(tail: LogTail) -> Record | None:
     return _fault("nan", "root", message, {"file": tail.shown, "offset": at})
 
 
+def _is_without_number(logged: bytes) -> bool:
+    return b"'loss': nan" in logged or (b"'loss': 0.0," in logged and b"'grad_norm': nan" in logged)
+
+
 def _has_no_loss(step: Record) -> bool:
-    """Whether the loss is no number; Megatron-DeepSpeed leaves such a loss out, and its gradients' norm is none either."""
+    """Whether the loss is no number.
+
+    Megatron-DeepSpeed leaves such a loss out, and transformers' Trainer writes 0; their gradients' norm is no number either.
+    """
     if step.get("nan_steps") or step.get("loss", 0) is None:
         return True
-    return "loss" not in step and step.get("grad_norm", 0) is None
+    return not step.get("loss") and step.get("grad_norm", 0) is None
 
 
 def _fault(name: str, cause: str, message: str, source: Record, **fields: Any) -> Record:
@@ -303,7 +310,7 @@ def _cause(chosen: Record, faults: Sequence[Record], tails: dict[str, LogTail], 
         advice=remedy.text,
         action=remedy.action,
         nodes=sorted(_nodes(alike, faults, tails)),
-        ranks=_ranks(alike, chosen),
+        ranks=_ranks(alike, chosen, tails),
         file=chosen["src"].get("file"),
         offset=offset,
         line=tail.line_number(offset) if tail is not None and is_place else None,
@@ -323,23 +330,41 @@ def _line(tail: LogTail, offset: int) -> str:
     return re.split(rb"[\r\n]", text, maxsplit=1)[0].decode(errors="replace")[:MESSAGE_CHARACTERS]
 
 
-def _ranks(alike: Sequence[Record], chosen: Record) -> list[int]:
+def _ranks(alike: Sequence[Record], chosen: Record, tails: dict[str, LogTail]) -> list[int]:
     if chosen["fault"] == "nccl-timeout":
         return suspect_ranks(alike, None)[0]
-    return sorted({fault["rank"] for fault in alike if type(fault.get("rank")) is int})
+    ranks = {fault["rank"] for fault in alike if type(fault.get("rank")) is int}
+    return sorted(ranks or {rank for rank, _ in _only_host(alike, tails)})
 
 
 def _nodes(alike: Sequence[Record], faults: Sequence[Record], tails: dict[str, LogTail]) -> set[str]:
-    """The nodes that the lines name, else the nodes of the srun tasks and torchelastic ranks with the same numbers."""
+    """The nodes that the lines name, else the nodes of the srun tasks and torchelastic ranks with the same numbers.
+
+    If the lines have no number, it is the node of the only task or rank that failed.
+    """
     named = {fault["node"] for fault in alike if isinstance(fault.get("node"), str)}
     if named:
         return named
     by_task = {
         task: fault["node"] for fault in faults if isinstance(fault.get("node"), str) for task in _tasks(fault.get("tasks"))
     }
-    task_hosts = {by_task[fault["task"]] for fault in alike if fault.get("task") in by_task}
     ranks = {fault["rank"] for fault in alike if type(fault.get("rank")) is int}
+    if not ranks and all("task" not in fault for fault in alike):
+        is_only = len(by_task) == 1 and not any(map(_may_be_of_others, alike))
+        return set(by_task.values()) if is_only else {host for _, host in _only_host(alike, tails)}
+    task_hosts = {by_task[fault["task"]] for fault in alike if fault.get("task") in by_task}
     return task_hosts or {host for rank, host in _hosts(alike, tails) if rank in ranks}
+
+
+def _only_host(alike: Sequence[Record], tails: dict[str, LogTail]) -> set[tuple[int, str]]:
+    """The rank and host that torchelastic reports, if it reports only one."""
+    hosts = set(_hosts(alike, tails))
+    return hosts if len(hosts) == 1 and not any(map(_may_be_of_others, alike)) else set()
+
+
+def _may_be_of_others(fault: Record) -> bool:
+    """Whether the process that such a fault ends may be another than the one to blame."""
+    return fault["fault"].startswith("nccl-") or fault["fault"] in ("rendezvous", "collective-mismatch", "miscomputation")
 
 
 def _tasks(text: object) -> Iterator[int]:

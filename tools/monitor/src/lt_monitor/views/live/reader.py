@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from lt_monitor.events.escaping import printable
 from lt_monitor.events.records import Record
 from lt_monitor.logs.log_files import expand
-from lt_monitor.runs import run_loader
+from lt_monitor.runs import run_loader, starting
 from lt_monitor.runs.speed import RunFacts
 from lt_monitor.views import plot
 from lt_monitor.views.live.view import Node, View, nodes_of
@@ -43,9 +43,8 @@ class Logs:
         file_state = _state(paths)
         runs_in_logs = run_loader.read(paths, need_steps=False)
         self._samples = [event for run in runs_in_logs for event in run.of_kind("gpu")]
-        if not self._samples:
-            run_loader.require_steps(runs_in_logs, paths)
-        runs = run_loader.join_by_checkpoints([run for run in runs_in_logs if len(run.steps)])
+        shown_runs = [run for run in runs_in_logs if len(run.steps) or starting.is_run(run)]
+        runs = run_loader.join_by_checkpoints(shown_runs if self._samples else run_loader.with_starting(runs_in_logs, paths))
         names = plot.short_names([run.name for run in runs])
         self.views = [View.of(run, name, self.run_facts) for run, name in zip(runs, names, strict=True)]
         self._seen = file_state

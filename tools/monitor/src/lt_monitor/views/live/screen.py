@@ -29,16 +29,32 @@ DISPENSABLE = ("restarts", "tokens/s", "fault", "left", "last line", "step", "lo
 # The share of the screen that nodes may take.
 NODES_SHARE = 1 / 3
 OLD_SAMPLE_SECONDS = 900
+_TITLES = ("Attempts, the newest first", "Faults, the newest first")
 LEVELS = " ▁▂▃▄▅▆▇█"
 
 
 @dataclasses.dataclass(frozen=True)
 class Choice:
-    """The user's choice: the name of a run or None, and whether its page is open. `has_keys`: the terminal can read keys."""
+    """The user's choice: the name of a run or None, and whether its page is open, scrolled to its line `first_line`.
+
+    `has_keys`: the terminal can read keys.
+    """
 
     name: str | None = None
     is_open: bool = False
     has_keys: bool = False
+    first_line: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Extent:
+    """How many lines the page below the panel has, or how many runs there are, and how many of them fit the screen."""
+
+    lines: int = 0
+    visible_lines: int = 10
+
+
+ONE_SCREEN = Extent()
 
 
 def render(
@@ -59,7 +75,7 @@ def render(
     chosen = next((view for view in views if view.name == choice.name), None)
     parts: list[RenderableType] = []
     if chosen is not None and choice.is_open:
-        parts += _page(chosen, now, width, height - 1)
+        parts += _page(chosen, now, width, height - 1, choice.first_line)
     else:
         gpus = _nodes(nodes, now, max(3, int(height * NODES_SHARE)))
         room = height - 1 - len(gpus)
@@ -77,7 +93,7 @@ def render(
 def _keys(choice: Choice) -> str:
     if not choice.has_keys:
         return "Ctrl-C ends"
-    return "Esc all runs  ←→ other runs  q quits" if choice.is_open else "↑↓ choose  Enter opens  q quits"
+    return "↑↓ PgUp PgDn scroll  Esc all runs  ←→ other runs  q quits" if choice.is_open else "↑↓ choose  Enter opens  q quits"
 
 
 def _panel(view: View, now: float, is_chosen: bool = False) -> "RenderableType":
@@ -104,6 +120,9 @@ def _panel(view: View, now: float, is_chosen: bool = False) -> "RenderableType":
     grid.add_row("validation", Text(validation), Text(f"checkpoint {checkpoint}", overflow="ellipsis"))
     grid.add_row("restarts", Text(rows["restarts"](summary)), _age(view, now, "last line {} ago"))
     parts: list[RenderableType] = [grid]
+    if summary.starting is not None:
+        text = f"starting, {summary_table.starting_text(summary, now)}"
+        parts.append(Text(text, style="cyan", no_wrap=True, overflow="ellipsis"))
     if summary.fault is not None:
         message = f"{rows['fault'](summary)}: {printable(summary.fault['message'])}"
         parts.append(Text(message, style="red", no_wrap=True, overflow="ellipsis"))
@@ -122,8 +141,8 @@ def _table(views: Sequence[View], now: float, width: int, rows: int, chosen: Vie
     hidden = len(views) - rows
     views = views[first : first + rows]
     columns: dict[str, list[Text]] = {
-        "step": [Text(f"{view.summary.step:,}") for view in views],
-        "loss": [Text(_number(view.summary.loss_mean)) for view in views],
+        "step": [Text("-" if view.summary.step is None else f"{view.summary.step:,}") for view in views],
+        "loss": [Text(summary_table.loss_text(view.summary.loss)) for view in views],
         "tokens/s": [Text(_rate(view.summary)) for view in views],
         "left": [Text(summary_table.ROWS["time left"](view.summary)) for view in views],
         "last line": [_age(view, now, "{}") for view in views],
@@ -174,8 +193,10 @@ class _Spark:
 def _age(view: View, now: float, form: str) -> "Text":
     from rich.text import Text
 
-    if view.summary.ended is not None:
-        return Text(f"ended: {printable(view.summary.ended)}", style="yellow")
+    if view.summary.ended_text is not None:
+        return Text(f"ended: {printable(view.summary.ended_text)}", style="yellow")
+    if view.summary.starting is not None and view.summary.starting["since"] is not None and not view.summary.silent:
+        return Text(f"starting for {summary_table.starting_text(view.summary, now).partition(':')[0]}", style="cyan")
     seconds = view.silence.seconds(now)
     if seconds is None:
         return Text("-")
@@ -183,12 +204,9 @@ def _age(view: View, now: float, form: str) -> "Text":
 
 
 def _loss(summary: Summary) -> str:
+    mean = "" if summary.loss_mean is None else f" mean {summary_table.loss_text(summary.loss_mean)}"
     change = "" if summary.loss_change is None else f" ({summary.loss_change:+.4f})"
-    return _number(summary.loss_mean) + change
-
-
-def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.4f}"
+    return summary_table.loss_text(summary.loss) + mean + change
 
 
 def _percent(summary: Summary) -> str:
@@ -199,24 +217,50 @@ def _join(*texts: str) -> str:
     return ", ".join(text for text in texts if text)
 
 
-def _page(view: View, now: float, width: int, height: int) -> "list[RenderableType]":
-    """One run in `height` lines: figures, curves, and as many of the latest attempts and faults as there is room for."""
+def screen_of(views: Sequence[View], choice: Choice, width: int, height: int) -> Extent:
+    """Return what scrolling keys go by: the lines of the open page, or else the runs."""
+    chosen = next((view for view in views if view.name == choice.name), None)
+    if chosen is None or not choice.is_open:
+        return Extent(len(views), max(1, height - 1 - TABLE_LINES))
+    return Extent(len(_page_lines(chosen, width)), max(1, height - 1 - _panel_lines(chosen) - 1))
+
+
+def _panel_lines(view: View) -> int:
+    return PANEL_LINES + (view.summary.starting is not None) - (view.summary.fault is None)
+
+
+def _page(view: View, now: float, width: int, height: int, first_line: int) -> "list[RenderableType]":
+    """One run in `height` lines: figures, and below them the page's lines from `first_line` on."""
     from rich.text import Text
 
-    parts: list[RenderableType] = [_panel(view, now, True)]
-    room = height - PANEL_LINES
-    curves = ("page", width)
-    if curves not in view.lines:
-        view.lines[curves] = sparklines.of_run(view.run, view.name, view.curves, width)
-    lines = [Text(line, no_wrap=True, overflow="ellipsis") for line in view.lines[curves].splitlines()[1:]]
-    attempts = [_attempt(attempt) for attempt in view.run.attempts]
-    faults = [_fault_line(view, fault) for fault in view.run.of_kind("fault") if fault["severity"] != "info"]
-    for title, listed in (("Attempts", attempts), ("Faults", faults)):
-        room_left = room - len(lines) - 2
-        if listed and room_left > 0:
-            lines += [Text(""), Text(title, style="bold")]
-            lines += [Text(line, no_wrap=True, overflow="ellipsis") for line in listed[-room_left:]]
-    return [*parts, *lines[: max(0, room)]]
+    lines = _page_lines(view, width)
+    room = max(0, height - _panel_lines(view))
+    if len(lines) > room > 1:
+        first = min(first_line, len(lines) - room + 1)
+        last = first + room - 1
+        footer = f"lines {first + 1}-{last} of {len(lines)}"
+    else:
+        first, last, footer = 0, room, ""
+    shown = [Text(line, style="bold" if line in _TITLES else "", no_wrap=True, overflow="ellipsis") for line in lines[first:last]]
+    return [_panel(view, now, True), *shown, *([Text(footer, style="dim")] if footer else [])]
+
+
+def _page_lines(view: View, width: int) -> list[str]:
+    """The curves, then all attempts and faults, the newest first."""
+    key = ("page", width)
+    if key not in view.lines:
+        lines = sparklines.of_run(view.run, view.name, view.curves, width).splitlines()[1:]
+        attempts = [_attempt(attempt) for attempt in reversed(view.run.attempts)]
+        faults = [
+            _join_columns(str(attempt.number), *_fault_cells(fault))
+            for attempt in reversed(view.run.attempts)
+            for fault in reversed(attempt.of_kind("fault"))
+            if fault["severity"] != "info"
+        ]
+        for title, listed in zip(_TITLES, (attempts, faults), strict=True):
+            lines += ["", title, *listed] if listed else []
+        view.lines[key] = "\n".join(lines)
+    return view.lines[key].split("\n") if view.lines[key] else []
 
 
 def _attempt(attempt: Attempt) -> str:
@@ -229,10 +273,9 @@ def _join_columns(*texts: str) -> str:
     return "  ".join(text for text in texts if text)
 
 
-def _fault_line(view: View, fault: Record) -> str:
-    number = next(attempt.number for attempt in view.run.attempts if any(one is fault for one in attempt.events))
+def _fault_cells(fault: Record) -> tuple[str, str, str]:
     when = printable(fault.get("time") or "")[:19].replace("T", " ")
-    return _join_columns(str(number), when, printable(fault["fault"]), printable(fault["message"]))
+    return when, printable(fault["fault"]), printable(fault["message"])
 
 
 def _nodes(nodes: Sequence[Node], now: float, most: int) -> "list[RenderableType]":

@@ -20,6 +20,8 @@ ESCAPE_SECONDS = 0.05
 KEYS = {
     b"\x1b[A": "up", b"\x1b[B": "down", b"\x1b[C": "right", b"\x1b[D": "left",
     b"\x1bOA": "up", b"\x1bOB": "down", b"\x1bOC": "right", b"\x1bOD": "left",
+    b"\x1b[5~": "page up", b"\x1b[6~": "page down", b" ": "page down", b"k": "up", b"j": "down", b"g": "home", b"G": "end",
+    b"\x1b[H": "home", b"\x1bOH": "home", b"\x1b[1~": "home", b"\x1b[F": "end", b"\x1bOF": "end", b"\x1b[4~": "end",
     b"\r": "enter", b"\n": "enter", b"\x1b": "escape", b"\x7f": "backspace", b"\x08": "backspace",
 }  # fmt: skip
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)

@@ -16,7 +16,7 @@ from lt_monitor.events.records import Record
 from lt_monitor.logs.log_files import STANDARD_INPUT
 from lt_monitor.runs.speed import RunFacts
 from lt_monitor.views.live.reader import Logs, Reader
-from lt_monitor.views.live.screen import Choice, render
+from lt_monitor.views.live.screen import ONE_SCREEN, Choice, Extent, render, screen_of
 from lt_monitor.views.live.terminal import Keyboard, Wakeup, undisturbed
 from lt_shared.console import UsageError
 
@@ -69,30 +69,39 @@ def _interact(live: "Live", logs: Logs, reader: Reader, keyboard: Keyboard, wake
     while not wakeup.is_suspended:
         if reader.failure is not None:
             raise reader.failure
-        screen = render(logs.views, time.time(), *live.console.size, logs.trouble, logs.nodes, choice)
-        live.update(screen, refresh=True)
+        drawing = render(logs.views, time.time(), *live.console.size, logs.trouble, logs.nodes, choice)
+        live.update(drawing, refresh=True)
         for key in keyboard.wait(REDRAW_SECONDS):
             if key == "q":
                 wakeup.is_ended = True
                 return choice
-            choice = after_key(choice, key, [view.name for view in logs.views])
+            choice = after_key(choice, key, [view.name for view in logs.views], screen_of(logs.views, choice, *live.console.size))
         choice = dataclasses.replace(choice, has_keys=keyboard.exists)
     return choice
 
 
-def after_key(choice: Choice, key: str, names: Sequence[str]) -> Choice:
-    """Apply a key to the choice. Left and right act as up and down, because panels stand side by side."""
-    moves = {"up": -1, "left": -1, "down": 1, "right": 1}
+def after_key(choice: Choice, key: str, names: Sequence[str], extent: Extent = ONE_SCREEN) -> Choice:
+    """Apply a key to the choice.
+
+    Among all runs, every arrow moves the choice. On the page of a run, left and right move it, the other keys scroll the page.
+    """
     if not names:
         return choice
     index = names.index(choice.name) if choice.name in names else None
+    size = max(1, extent.visible_lines - 1)
+    scrolls = {"up": -1, "down": 1, "page up": -size, "page down": size, "home": -extent.lines, "end": extent.lines}
+    moves = {"left": -1, "right": 1}
+    if choice.is_open and index is not None and key in scrolls:
+        highest = max(0, extent.lines - extent.visible_lines)
+        return dataclasses.replace(choice, first_line=max(0, min(highest, choice.first_line + scrolls[key])))
+    moves |= scrolls | {"home": -len(names), "end": len(names)}
     if key in moves:
         chosen = max(0, min(len(names) - 1, index + moves[key])) if index is not None else 0 if moves[key] > 0 else len(names) - 1
-        return dataclasses.replace(choice, name=names[chosen])
+        return dataclasses.replace(choice, name=names[chosen], first_line=0)
     if key == "enter":
-        return dataclasses.replace(choice, name=names[index or 0], is_open=True)
+        return dataclasses.replace(choice, name=names[index or 0], is_open=True, first_line=0)
     if key in ("escape", "backspace"):
-        return dataclasses.replace(choice, is_open=False)
+        return dataclasses.replace(choice, is_open=False, first_line=0)
     return choice
 
 

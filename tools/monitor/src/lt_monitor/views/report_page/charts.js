@@ -4,6 +4,7 @@
   const data = JSON.parse(document.getElementById("data").textContent);
   const NS = "http://www.w3.org/2000/svg";
   const card = document.getElementById("charts");
+  if (!card) return;
   const panels = data.panels.map((panel) => ({ ...panel, plot: document.getElementById("plot-" + panel.key) }));
   const first = data.steps[0], last = Math.max(data.steps[1], data.steps[0] + 1);
   data.runs.forEach((run, index) => { run.index = index; run.hidden = false; });

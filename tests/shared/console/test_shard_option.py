@@ -2,9 +2,8 @@
 
 import pytest
 
-from lt_preprocess.readers import sharding
-from lt_preprocess.readers.slices import Slice
-from lt_shared.console import BadConfig, UsageError
+from lt_shared.console import BadConfig, UsageError, shard_option
+from lt_shared.console.shard_option import Slice
 
 
 def array(task: int, first: int, last: int, count: int, step: int | None = None) -> dict[str, str]:
@@ -18,22 +17,22 @@ def tasks(task: int, count: int) -> dict[str, str]:
 
 @pytest.mark.parametrize(("text", "part"), [("0/1", Slice(0, 1)), ("3/16", Slice(3, 16)), ("15/16", Slice(15, 16))])
 def test_given(text: str, part: Slice) -> None:
-    assert sharding.parse_shard(text, {}) == part
+    assert shard_option.parse_shard(text, {}) == part
 
 
 def test_a_task_that_is_submitted_again_alone() -> None:
-    assert sharding.parse_shard("auto/16", array(3, 3, 3, 1)) == Slice(3, 16)
-    assert sharding.parse_shard("auto/16", array(9, 8, 15, 8)) == Slice(9, 16)
+    assert shard_option.parse_shard("auto/16", array(3, 3, 3, 1)) == Slice(3, 16)
+    assert shard_option.parse_shard("auto/16", array(9, 8, 15, 8)) == Slice(9, 16)
     with pytest.raises(UsageError, match="16 is too large"):
-        sharding.parse_shard("auto/16", array(16, 1, 16, 16))
-    with pytest.raises(BadConfig, match="SLURM_ARRAY_TASK_ID is not set"):
-        sharding.parse_shard("auto/16", tasks(1, 2))
+        shard_option.parse_shard("auto/16", array(16, 1, 16, 16))
+    with pytest.raises(BadConfig, match="neither SLURM_ARRAY_TASK_ID nor JOB_COMPLETION_INDEX is set"):
+        shard_option.parse_shard("auto/16", tasks(1, 2))
 
 
 @pytest.mark.parametrize("text", ["\u0663/\u0664", "auto/", "auto/x", "16/16", "0/0", "1", "a/b", "-1/2", "1/2/3", "", "Auto"])
 def test_given_wrongly(text: str) -> None:
     with pytest.raises(UsageError, match="--shard"):
-        sharding.parse_shard(text, {})
+        shard_option.parse_shard(text, {})
 
 
 @pytest.mark.parametrize(
@@ -52,7 +51,7 @@ def test_given_wrongly(text: str) -> None:
     ],
 )
 def test_from_slurm(environment: dict[str, str], part: Slice) -> None:
-    assert sharding.parse_shard("auto", environment) == part
+    assert shard_option.parse_shard("auto", environment) == part
 
 
 @pytest.mark.parametrize(
@@ -76,11 +75,42 @@ def test_from_slurm(environment: dict[str, str], part: Slice) -> None:
 )
 def test_in_doubt(environment: dict[str, str], message: str) -> None:
     with pytest.raises(BadConfig, match=message):
-        sharding.parse_shard("auto", environment)
+        shard_option.parse_shard("auto", environment)
 
 
 def test_the_environment_of_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in tasks(1, 2).items():
         monkeypatch.setenv(name, value)
     monkeypatch.delenv("SLURM_ARRAY_TASK_ID", raising=False)
-    assert sharding.parse_shard("auto") == Slice(1, 2)
+    assert shard_option.parse_shard("auto") == Slice(1, 2)
+
+
+@pytest.mark.parametrize(
+    ("environment", "part"),
+    [
+        ({"RANK": "3", "WORLD_SIZE": "8", "LOCAL_RANK": "1"}, Slice(3, 8)),
+        ({"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2"}, Slice(1, 2)),
+        ({"PMI_RANK": "1", "PMI_SIZE": "4"} | tasks(1, 4), Slice(1, 4)),
+        # torchrun in two tasks of srun, four workers in each.
+        ({"TORCHELASTIC_RUN_ID": "7", "RANK": "5", "WORLD_SIZE": "8"} | tasks(1, 2), Slice(5, 8)),
+        # mpirun in the script of a job with several tasks.
+        ({"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2", "SLURM_PROCID": "0", "SLURM_NTASKS": "2"}, Slice(1, 2)),
+        # Every task of srun is alone for PMI.
+        ({"PMI_RANK": "0", "PMI_SIZE": "1"} | tasks(3, 4), Slice(3, 4)),
+    ],
+)
+def test_from_other_launchers(environment: dict[str, str], part: Slice) -> None:
+    assert shard_option.parse_shard("auto", environment) == part
+
+
+def test_an_indexed_job_counts_no_pods() -> None:
+    with pytest.raises(BadConfig, match="no variable counts them"):
+        shard_option.parse_shard("auto", {"JOB_COMPLETION_INDEX": "2"})
+    assert shard_option.parse_shard("auto/8", {"JOB_COMPLETION_INDEX": "2"}) == Slice(2, 8)
+
+
+def test_launchers_that_disagree() -> None:
+    with pytest.raises(BadConfig, match="by srun this is shard 1 of 4, by mpirun 1 of 2"):
+        shard_option.parse_shard("auto", {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2"} | tasks(1, 4))
+    with pytest.raises(BadConfig, match="RANK is 2 of 2"):
+        shard_option.parse_shard("auto", {"RANK": "2", "WORLD_SIZE": "2"})
