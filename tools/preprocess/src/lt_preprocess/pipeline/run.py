@@ -193,6 +193,8 @@ class _Run:
     def _count_excluded(self, encoded: Encoded, first_line: int, last_line: int | None) -> None:
         """Count the bad lines and the removed documents on some lines of a chunk in the open part, and quarantine them."""
         bad_lines, removed = encoded.excluded(first_line, last_line)
+        if not bad_lines and not removed.documents:
+            return
         if self._plan.options.on_error == "quarantine":
             self._part.quarantine(bad_lines)
         if removed.documents:
