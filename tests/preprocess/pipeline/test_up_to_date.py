@@ -386,14 +386,29 @@ def test_a_part_is_no_input_of_its_run(run: Run, tmp_path: Path, demo_tokenizer:
     assert run(*arguments).returncode == 0
 
 
-def test_documents_from_standard_input_are_replaced_with_a_warning(run: Run, tmp_path: Path, demo_tokenizer: Path) -> None:
+def test_documents_from_standard_input_are_not_replaced(run: Run, tmp_path: Path, demo_tokenizer: Path) -> None:
     """Nobody can tell whether they are the same again."""
-    (tmp_path / "a.jsonl").write_text('{"text": "a"}\n' * 5)
-    for expected in (False, True):
-        with (tmp_path / "a.jsonl").open("rb") as lines:
-            outcome = run("-", "--tokenizer", demo_tokenizer, "-o", tmp_path / "out", stdin=lines)
-        assert outcome.returncode == 0, outcome.stderr
-        assert ("5 documents that came from standard input are replaced" in outcome.stderr) is expected
+    arguments = ["-", "--tokenizer", demo_tokenizer, "-o", tmp_path / "out"]
+    assert run(*arguments, input='{"text": "a"}\n' * 5).returncode == 0
+    tokens = (tmp_path / "out_text_document.bin").read_bytes()
+    refused = run(*arguments, input='{"text": "b"}\n')
+    assert refused.returncode == 73
+    assert "holds 5 documents from standard input or a pipe, and nothing tells whether this command reads them" in refused.stderr
+    assert "pass --force to replace it" in refused.stderr
+    assert (tmp_path / "out_text_document.bin").read_bytes() == tokens
+    assert run(*arguments, "--force", input='{"text": "b"}\n').returncode == 0
+    assert (tmp_path / "out_text_document.bin").read_bytes() != tokens
+
+
+def test_parts_of_a_stream_that_did_not_end_are_replaced(run: Run, tmp_path: Path, demo_tokenizer: Path) -> None:
+    arguments = ["-", "--tokenizer", demo_tokenizer, "--max-shard-size", "1k", "-o", tmp_path / "out"]
+    lines = json.dumps({"text": "some words " * 20}) + "\n"
+    stopped = run(*arguments, input=lines * 50 + "no JSON\n" + lines)
+    assert stopped.returncode == 65
+    resumed = run(*arguments, input=lines * 50)
+    assert resumed.returncode == 0, resumed.stderr
+    assert "part of a run that did not end is replaced" in resumed.stderr or "part00000" not in resumed.stderr
+    assert run(*arguments, input=lines * 50).returncode == 73
 
 
 def test_empty_inputs_are_told(run: Run, tmp_path: Path, demo_tokenizer: Path) -> None:
