@@ -8,7 +8,7 @@ import pytest
 import torch
 from averaged_models import Tensors, assert_same, values, write
 from click.testing import CliRunner
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 import lt_convert
 from lt_convert.cli import merge_command
@@ -59,6 +59,8 @@ def merge(*arguments: Any) -> None:
         ({}, (2.0, 2.0)),
         ({"use_rslora": True}, (4.0, 4.0)),
         ({"alpha_pattern": {"layers.1.mlp.up_proj": 16}}, (2.0, 4.0)),
+        # A regular expression, as in PEFT.
+        ({"alpha_pattern": {".*q_proj$": 4, r"^model\.layers\.\d+\.mlp\.up_proj": 16}}, (1.0, 4.0)),
     ],
 )
 def test_products_are_scaled_and_added(config: dict[str, Any], scales: tuple[float, float], base: Path, tmp_path: Path) -> None:
@@ -85,6 +87,26 @@ def test_an_embedding_and_a_module_that_is_saved_whole(base: Path, tmp_path: Pat
     one, other = (tensors[f"{EMBEDDING}.lora_embedding_{letter}"] for letter in "AB")
     expected = values(base)[f"{EMBEDDING}.weight"] + ((other @ one).T * 2).to(dtype)
     torch.testing.assert_close(result[f"{EMBEDDING}.weight"], expected)
+    # PEFT saves an adapted embedding itself, too, under this name.
+    embedding = values(base)[f"{EMBEDDING}.weight"]
+    adapter = save(tmp_path / "other", {**tensors, f"{EMBEDDING}.base_layer.weight": embedding + 1})
+    merge(base, "--adapter", adapter, "--to", "hf", "-o", tmp_path / "again")
+    expected = (embedding + 1) + ((other @ one).T * 2).to(dtype)
+    torch.testing.assert_close(values(tmp_path / "again")[f"{EMBEDDING}.weight"], expected)
+
+
+def test_the_file_that_peft_wrote_until_2023(base: Path, tmp_path: Path) -> None:
+    """A file of torch, which counts if there are no safetensors."""
+    adapter = save(tmp_path / "lora", factors(base, [QUERY, UP]))
+    merge(base, "--adapter", adapter, "--to", "hf", "-o", tmp_path / "expected")
+    tensors = load_file(adapter / "adapter_model.safetensors")
+    torch.save({name: tensor + 1 for name, tensor in tensors.items()}, adapter / "adapter_model.bin")
+    merge(base, "--adapter", adapter, "--to", "hf", "-o", tmp_path / "both")
+    torch.save(tensors, adapter / "adapter_model.bin")
+    (adapter / "adapter_model.safetensors").unlink()
+    merge(base, "--adapter", adapter, "--to", "hf", "-o", tmp_path / "made")
+    for name in ("both", "made"):
+        assert_same(values(tmp_path / name), values(tmp_path / "expected"))
 
 
 def test_formats_and_several_adapters(base: Path, tmp_path: Path) -> None:
@@ -106,7 +128,10 @@ def test_formats_and_several_adapters(base: Path, tmp_path: Path) -> None:
     [
         ({"peft_type": "LOHA"}, "peft_type is 'LOHA'"),
         ({"use_dora": True}, "use_dora is True"),
-        ({"bias": "all"}, "bias is 'all'"),
+        ({"lora_bias": True}, "lora_bias is True"),
+        ({"init_lora_weights": "pissa_niter_4"}, "init_lora_weights is 'pissa_niter_4'"),
+        ({"alpha_pattern": {"(a+)+b": 4}}, "too many repetitions"),
+        ({"alpha_pattern": {"(a": 4}}, "not a regular expression"),
         ({"r": "four"}, "r or lora_alpha is no number"),
     ],
 )

@@ -9,9 +9,10 @@ Memory: a few windows, however large the tensor is and however many models are m
 
 import collections
 import dataclasses
+import functools
 import math
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy
@@ -54,8 +55,12 @@ class MergedTensor:
         return MERGED + self.name
 
     @property
+    def shape(self) -> tuple[int, ...]:
+        return self.sources[0].shape
+
+    @property
     def size(self) -> int:
-        return math.prod(self.sources[0].shape)
+        return math.prod(self.shape)
 
     @property
     def window(self) -> int:
@@ -68,25 +73,28 @@ class MergedTensor:
         return self.sources
 
     def tensor(self) -> Tensor:
-        shape = self.sources[0].shape
-        return tensor_in_files(self.name, self.result_dtype, shape, [((0,) * len(shape), shape, self.file, 0)])
+        return tensor_in_files(self.name, self.result_dtype, self.shape, [((0,) * len(self.shape), self.shape, self.file, 0)])
 
     def values(self, start: int, stop: int, reader: TensorReader) -> Bits:
         """The bits of values `start` to `stop`, in row-major order."""
         with self._lock:
             # The first thread computes the statistics, and others that need them wait.
             if not self._is_prepared:
-                self._statistics = self.rule.statistics(lambda: self._windows(reader), self.dtype)
+                self._statistics = self.rule.statistics(functools.partial(self._windows, reader), self.dtype)
                 self._is_prepared = True
-        inputs = [read_values(one, start, stop, reader) for one in self.sources]
+        inputs = self._inputs(range(len(self.sources)), start, stop, reader)
         with numpy.errstate(over="ignore", invalid="ignore"):
             merged = self.rule.merged(inputs, start, self._statistics, self.dtype)
         return cast(merged.view(numpy.uint32), "float32", self.result_dtype, self.name)
 
-    def _windows(self, reader: TensorReader) -> Iterator[tuple[int, list[Values]]]:
+    def _windows(self, reader: TensorReader, numbers: Sequence[int]) -> Iterator[tuple[int, list[Values]]]:
         for start in range(0, self.size, self.window):
             stop = min(start + self.window, self.size)
-            yield start, [read_values(one, start, stop, reader) for one in self.sources]
+            yield start, self._inputs(numbers, start, stop, reader)
+
+    def _inputs(self, numbers: Sequence[int], start: int, stop: int, reader: TensorReader) -> list[Values]:
+        """Values `start` to `stop` of the sources with these numbers, as float32."""
+        return [read_values(self.sources[number], start, stop, reader) for number in numbers]
 
 
 def read_values(tensor: Tensor, start: int, stop: int, reader: TensorReader) -> Values:
