@@ -29,7 +29,8 @@ _GONE = regex(
     rb"|ProcessRaisedException|RayTaskError|CalledProcessError"
     rb"|[Ww]orker \(pid(?:\(s\))? [\d, ]{1,200}\) exited unexpectedly|ActorDiedError|NodeDiedError|LocalRayletDiedError"
     rb"|WorkerCrashedError|OwnerDiedError"
-    rb"|function error: Hccl\w"
+    # The original traceback follows.
+    rb"|function error: Hccl\w|Caught \w{1,60} in (?:DataLoader worker process|replica) \d"
     rb"|RayActorError|One or more (?:workers|processes)|TrainingFailedError|Pin memory thread exited"
 )
 _DISK_FULL = regex(
