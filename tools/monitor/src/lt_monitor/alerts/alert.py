@@ -19,7 +19,6 @@ from lt_monitor.collect.command_state import CommandState
 from lt_monitor.events.alert_findings import Finding, duration, worst
 from lt_monitor.events.records import Record
 from lt_monitor.logs import log_files
-from lt_monitor.runs.faults import failure_causes
 from lt_monitor.runs.run_state import RunState
 from lt_monitor.runs.state_lookup import state_for
 from lt_shared import console
@@ -90,7 +89,7 @@ class AlertPass:
     def take(self, record: Record) -> None:
         state = state_for(self._runs, record)
         if state.faults and record["kind"] in ("step", "start", "load"):
-            self._add(failure_causes.failure_findings(state))
+            self._add(rules.failures(state))
         if state.take(record, self._now):
             # An episode is reported by its first record, a failure with all that followed it.
             self._add(rules.on_record(state, record, self._limits), newer=False)

@@ -7,7 +7,7 @@ from html import escape
 from lt_monitor.events.escaping import counted, printable
 from lt_monitor.events.records import Record
 from lt_monitor.runs.attempts import Attempt, Run
-from lt_monitor.runs.endings import Ending, ending_faults, ending_of
+from lt_monitor.runs.faults.endings import Ending, ending_faults, ending_of
 from lt_monitor.runs.metrics import MAXIMUM_SCORES
 from lt_monitor.runs.summary import Summary
 from lt_monitor.views import runs_table as run_comparison
