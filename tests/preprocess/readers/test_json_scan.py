@@ -1,6 +1,7 @@
 """The compiled scan takes a line for what the JSON parsers take it for, or leaves it to them."""
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -228,3 +229,29 @@ def test_nesting(depth: int, opening: bytes, closing: bytes) -> None:
 def test_rare_lines(line: bytes) -> None:
     assert scanned(line) == parsed(line)
     assert scanned(b"\n" + line + b"\n" + line) == parsed(b"\n" + line + b"\n" + line)
+
+
+@pytest.mark.parametrize("good", [0, 1, 7, 40], ids="{} good lines between bad ones".format)
+def test_a_chunk_of_mostly_bad_lines_is_read_by_the_parser(good: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    line, bad = b'{"text": "a", "title": ["b", "c"]}\n', b"bad\n \n"
+    content = (good * line + bad) * 60
+    monkeypatch.setattr(json_batch, "_MOST_CALLS", 50)
+    calls = count_calls(monkeypatch)
+    assert scanned(content) == parsed(content)
+    # Some calls more end because an array is full.
+    assert 50 <= calls() < 60 if good < 9 else calls() > 60
+
+
+def count_calls(monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
+    """Count the calls of the compiled scan."""
+    scanned_from: list[int] = []
+    scan = json_batch.json_scan.scan
+
+    def counted(data: Any, at: int, *arguments: Any) -> Any:
+        scanned_from.append(at)
+        return scan(data, at, *arguments)
+
+    counted.__dict__.update(vars(scan))
+    monkeypatch.setattr(json_batch.json_scan, "scan", counted)
+    monkeypatch.setattr(json_batch.jit, "is_ready", lambda *arguments: True)
+    return lambda: len(scanned_from)

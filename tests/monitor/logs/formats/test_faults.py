@@ -64,6 +64,19 @@ def test_what_a_watchdog_says_behind_an_error_or_a_time_out(line: str) -> None:
         ("Global rank 3 (PID 208868) exited with code 0", []),
         # ParlAI#3084
         ("  what():  NCCL error: internal error", [("nccl-error", "unknown")]),
+        # nccl-tests#166
+        ("n1: Test NCCL failure common.cu:958 'internal error - please report this'", [("nccl-error", "unknown")]),
+        # RLinf#925, xla#1690
+        ("DistBackendError: Gloo connectFullMesh failed with [tcp/pair.cc:144] Connect timeout", [("rendezvous", "cascade")]),
+        ("RuntimeError: Client mesh is unhealthy with uneven heartbeats", [("rendezvous", "cascade")]),
+        # pytorch#118369
+        ("  what():  [Rank 7] Watchdog caught collective operation timeout", [("nccl-timeout", "cascade")]),
+        # detectron2#214, and estimators of TensorFlow
+        ("FloatingPointError: Loss became infinite or NaN at iteration=540!", [("nan", "root")]),
+        ("tensorflow.python.NanLossDuringTrainingError: NaN loss during training.", [("nan", "root")]),
+        # lcnn#29: the trainer ends its TensorBoard
+        ("TensorBoard caught SIGTERM; exiting...", []),
+        ("trainer caught SIGTERM; exiting...", [("killed", "cascade")]),
     ],
 )
 def test_launchers_and_processes_that_crashed(line: str, fault: list[tuple[str, str]]) -> None:

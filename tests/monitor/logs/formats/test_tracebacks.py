@@ -35,6 +35,16 @@ COLOURS = """Traceback (most recent call last):
 \x1b[1;35mBoom\x1b[0m: \x1b[35mno data\x1b[0m
 """
 
+NOTEBOOK = """---------------------------------------------------------------------------
+{}                                 Traceback (most recent call last)
+/opt/train.py in main(options)
+      9     rows = read(options.path)
+---> 10     raise {}("no data")
+     11     return rows
+
+{}: no data
+""".replace("{}", "DataMissing")
+
 
 def _numbered(text: str, first: str, others: str | None = None) -> str:
     lines = text.splitlines(keepends=True)
@@ -77,6 +87,7 @@ ENDINGS = {
     "only its end": ('  File "/x.py", line 3, in f\n    g()\nstages.errors.StageFailed: c\n', "stages.errors.StageFailed: c"),
     "two ranks at once": (_of_two_ranks(), "Boom: no data"),
     "a node and an arrow": (_behind("2026-01-09 17:40:26.0#4 master-0 >> "), "Boom: no data"),
+    "a notebook": (NOTEBOOK, "DataMissing: no data"),
     "a clock": (_behind("[12:00:#0] "), "Boom: no data"),
     "glog": (_behind("E0303 10:00:00.1# 123 torch/x.py:12] "), "Boom: no data"),
     "numbers of lines": (_behind("     # "), "Boom: no data"),

@@ -8,7 +8,7 @@ from lt_monitor.runs.faults.advice import ADVICE
 
 MAXIMUM_LOGS_OF_A_REPOSITORY = 8
 # Percent right; raise them as the figures rise, and never lower them.
-LOWEST_DEVELOPMENT = {"causes": 90.0, "decisions": 93.0}
+LOWEST_DEVELOPMENT = {"causes": 97.0, "decisions": 99.0}
 
 
 @pytest.mark.parametrize("part", ["development", "test"])

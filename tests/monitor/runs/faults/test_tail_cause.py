@@ -213,6 +213,13 @@ def test_a_loss_that_is_no_number(tool: Tool, tmp_path: Path) -> None:
         found, code = cause_of(tool, tmp_path, text)
         assert (found["fault"], code) == ("nan", 78)
 
+    # PaddleNLP#9693 and LlamaFactory#2916.
+    for line in ("loss: nan, learning_rate: 1e-05, global_step: {}0\n", "{{'loss': 0.0, 'grad_norm': nan, 'epoch': 0.0{}}}\n"):
+        found, code = cause_of(tool, tmp_path, "".join(map(line.format, range(1, 6))))
+        assert (found["fault"], code) == ("nan", 78)
+    found, _ = cause_of(tool, tmp_path, "".join(f"{{'loss': 0.0, 'grad_norm': 0.1, 'epoch': 0.0{n}}}\n" for n in range(1, 6)))
+    assert found["fault"] is None
+
 
 def test_a_run_that_was_asked_to_end_starts_again(tool: Tool, tmp_path: Path) -> None:
     found, code = cause_of(tool, tmp_path, STEPS + "exiting program after receiving SIGTERM.\n")

@@ -35,6 +35,7 @@ _UNREAD_FORMATS: Sequence[tuple[str, str, str]] = (
     (r".*\.nemo|model_weights\.ckpt|model_config\.yaml", "a checkpoint of NeMo 1, which is not read",
      "convert it first: convert_nemo1_to_nemo2.py of NeMo"),
     (r".*\.(npz|mlx)|weights(\.\d+)?\.safetensors", "MLX weights, which are not read", "use the original model"),
+    (r"(model|optimizer|train_state)_\d+\.pt", "files of torch_checkpointing without metadata.pkl", INCOMPLETE),
     (r".*\.ckpt", "a checkpoint of PyTorch Lightning, which is not read",
      "load it in the program that wrote it, and save_pretrained the model"),
     (r".*\.(pt|pth|bin|tar)", "PyTorch files (pickles), which are not read", _FROM_TORCH),

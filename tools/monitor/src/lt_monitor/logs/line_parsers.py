@@ -80,7 +80,7 @@ _NODE = regex(
     rb"(?P<kernel>[A-Za-z0-9][\w.-]{0,252}) kernel: |(?:^|[\s\]])(?P<nccl>[A-Za-z][\w.-]{0,252}):\d{1,8}:\d{1,8} \[\d{1,3}\] "
     rb"|\[(?P<launcher>[A-Za-z][\w.-]{0,252}):\d{1,6}\]"
 )
-_NO_NODES = (b"localhost",)
+_NO_NODES = (b"localhost", b"Rank", b"rank", b"GPU")
 # A warning may name an error that has not happened, or explain how to search for one.
 _WARNING = regex(rb"Warning: |\[W\d{0,4}[ \]]|\bWARNING\b|\b[Cc]onsider |For debugging|\bW\d{4} \d\d:\d\d")
 _BEFORE_BYTES = 300

@@ -65,7 +65,7 @@ class _Command(console.DefaultCommand):
 @click.option(
     "--shard",
     metavar="I/N",
-    help="Tokenize part I (from 0) of N of the input into PREFIX-I-of-N_text_document; auto, auto/N: as Slurm numbers tasks.",
+    help="Tokenize part I (from 0) of N of the input into PREFIX-I-of-N_text_document; auto, auto/N: from the launcher.",
 )
 @click.option(
     "--max-shard-size",

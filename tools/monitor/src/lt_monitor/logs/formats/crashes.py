@@ -6,6 +6,7 @@ C++'s terminate, Rust's and Go's panics, the checks of glibc and glog, the dynam
 import signal
 
 from lt_monitor.events.records import Record
+from lt_monitor.logs.labels import margins
 from lt_monitor.logs.line_parsers import BRACKETS, fault, regex
 from lt_monitor.logs.lines import Line
 
@@ -95,23 +96,29 @@ _INSTALLATION = regex(
 
 
 def crash(line: Line) -> Record | None:
-    text, body = line.text, line.text[line.body :]
-    if _TERMINATE.search(text) is not None:
+    """Parse a crash at the beginning of a line, or behind a label that only its shape gives away."""
+    if _TERMINATE.search(line.text) is not None:
         # The exception's own words are in the next line, or said already.
         return fault(line, "killed", "cascade", "critical", signal=6)
+    begins = (line.body, *margins.boundaries(line.text, line.body))
+    return next((record for begin in begins if (record := _crash_at(line, begin)) is not None), None)
+
+
+def _crash_at(line: Line, begin: int) -> Record | None:
+    body = line.text[begin:]
     if _WHAT.match(body) is not None:
-        return fault(line, "traceback", "root", "critical")
+        return fault(line, "traceback", "root", "critical", begin)
     if _PANIC.match(body) is not None:
-        return fault(line, "traceback", "root", "critical", exception="panic")
+        return fault(line, "traceback", "root", "critical", begin, exception="panic")
     if _CHECK.match(body) is not None or _HEAP.match(body) is not None:
-        return fault(line, "killed", "root", "critical", signal=6)
+        return fault(line, "killed", "root", "critical", begin, signal=6)
     if _ASSERTION.match(body) is not None:
-        return fault(line, "killed", "root", "critical", line.body, signal=6)
+        return fault(line, "killed", "root", "critical", begin, signal=6)
     if (match := _HANDLED.search(body)) is not None:
         name = match["absl"].decode() if match["absl"] else "SEGV" if match["torch"] else "ABRT"
-        return fault(line, "killed", "root", "critical", signal=int(signal.Signals["SIG" + name]))
+        return fault(line, "killed", "root", "critical", begin, signal=int(signal.Signals["SIG" + name]))
     if (match := _SIGNAL.search(body)) is not None:
-        return fault(line, "killed", "unknown", "critical", signal=_SIGNALS[match["name"]])
+        return fault(line, "killed", "unknown", "critical", begin, signal=_SIGNALS[match["name"]])
     if _INSTALLATION.match(body) is not None:
-        return fault(line, "configuration", "unknown", "critical")
+        return fault(line, "configuration", "unknown", "critical", begin)
     return None

@@ -10,8 +10,8 @@ from lt_monitor.logs.lines import Line
 
 _RANK = regex(rb"\bRank (?P<rank>\d{1,6})\]")
 _TIMEOUT = regex(
-    rb"collective operation timeout: Work\w{1,20}\((?:SeqNum=(?P<sequence>\d{1,15}), )?OpType=(?P<operation>\w{1,40})"
-    rb"(?:.{0,400}?ran for (?P<ran>\d{1,15}) milliseconds)?"
+    rb"collective operation timeout(?:: Work\w{1,20}\((?:SeqNum=(?P<sequence>\d{1,15}), )?OpType=(?P<operation>\w{1,40})"
+    rb"(?:.{0,400}?ran for (?P<ran>\d{1,15}) milliseconds)?|\s*$)"
 )
 _STATUS = regex(
     rb"[Ll]ast enqueued (?:NCCL )?work: (?P<enqueued>-?\d{1,15}), last completed (?:NCCL )?work: (?P<completed>-?\d{1,15})"
@@ -34,13 +34,13 @@ _RENDEZVOUS = regex(
     rb"|client socket has failed to connect to any|Timed out after \d{1,9} seconds waiting for clients"
     rb"|wait timeout after \d{1,12}ms"
     rb"|Address already in use|EADDRINUSE|failed to recv, got \d{1,9} bytes|TCPStore.{0,200}(?:timed? ?out|Broken pipe|reset)"
-    rb"|[Ss]ocket [Tt]imeout"
+    rb"|[Ss]ocket [Tt]imeout|Gloo connectFullMesh failed|mesh is unhealthy with uneven heartbeats"
 )
 # The watchdog's text after the error or the time-out.
 _ENDS = regex(rb"Some NCCL operations have failed or timed out|taking the entire process down")
 _ERROR = regex(
     rb"nccl(?:SystemError|RemoteError|InternalError|UnhandledCudaError|InvalidUsage|InvalidArgument)"
-    rb"|NCCL (?:error(?: in)?|Error \d{1,2}):"
+    rb"|NCCL (?:error(?: in)?|Error \d{1,2}):|\bTest NCCL failure \S{1,200}:\d"
     rb"|NCCL WARN "
 )
 # A network card gave up: 12 and 13 after all retries, others as the connection was torn down.
@@ -74,7 +74,7 @@ def timeout(line: Line) -> Record | None:
             "critical",
             **fields,
             sequence=int(match["sequence"]) if match["sequence"] else None,
-            operation=match["operation"].decode(),
+            operation=match["operation"].decode() if match["operation"] else None,
             seconds=ran,
         )
     if (match := _STATUS.search(text)) is not None:

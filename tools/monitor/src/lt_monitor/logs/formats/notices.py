@@ -26,7 +26,9 @@ _MAY = regex(rb"\bif |\bwhen |\bin case|\bmay\b|--|#", re.IGNORECASE)
 _NAMES = {name.encode(): number for name, number in (("TERM", 15), ("INT", 2), ("HUP", 1), ("USR1", 10), ("USR2", 12))}
 _SIGNAL = regex(
     rb"[Rr]eceived (?:Signals\.SIG(?P<elastic>TERM|INT|HUP|USR1|USR2)|(?P<number>1|2|10|12|15)) death signal"
-    rb"|(?:[Rr]eceived|[Cc]aught|[Gg]ot)(?: the| a)?(?: signal)?:? (?:SIG|Signals\.SIG)(?P<name>TERM|INT|HUP|USR1|USR2)\b"
+    # TensorBoard is ended by the trainer that has ended.
+    rb"|(?<!TensorBoard )(?:[Rr]eceived|[Cc]aught|[Gg]ot)(?: the| a)?(?: signal)?:? (?:SIG|Signals\.SIG)"
+    rb"(?P<name>TERM|INT|HUP|USR1|USR2)\b"
     rb"|(?:[Rr]eceived|[Cc]aught|[Gg]ot) signal:? (?P<plain>1|2|10|12|15)\b|SIGTERMException"
     rb"|(?P<interrupt>Detected KeyboardInterrupt, )"
     rb"|\*\*\* SIG(?P<glog>TERM|INT|HUP|USR1|USR2) (?:\(@|received (?:at time=|by PID )\d)"

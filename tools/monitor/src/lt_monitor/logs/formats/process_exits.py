@@ -49,7 +49,8 @@ _NETWORK = regex(
     rb"|ServiceUnavailable|(?:Server Error|HTTP Error|status code:?) 5\d\d|\b50[0234] (?:Server Error|Bad Gateway"
     rb"|Service Unavailable|Gateway)"
     rb"|check your (?:internet )?connection|Internet connection is on"
-    rb"|Connection timed out|SSLEOFError|SlowDown\b|\b429 Client Error|\b429 Too Many Requests|IncompleteRead\b"
+    rb"|Connection timed out|Unable to connect to endpoint"
+    rb"|SSLEOFError|SlowDown\b|\b429 Client Error|\b429 Too Many Requests|IncompleteRead\b"
     # boto3's codes of errors that pass, and the first words of Google's.
     rb"|An error occurred \((?:50\d|InternalError|InternalFailure|RequestTimeout|RequestLimitExceeded|Throttling\w{0,20}"
     rb"|TooManyRequests\w{0,20})\)|: (?:429|50[0234]) (?:GET|PUT|POST|PATCH|HEAD|DELETE) https?://"
@@ -84,7 +85,7 @@ _WANDB_SETUP = regex(rb"^wandb\.(?:\w{1,30}\.){0,4}(?:UsageError|AuthenticationE
 _CERTIFICATE = regex(rb"CERTIFICATE_VERIFY_FAILED|certificate verify failed")
 _NAN = regex(
     rb"loss scale already at minimum|Minimum loss scale reached|loss is (?:nan|inf)\b|Loss is (?:nan|inf)\b"
-    rb"|contains? NaN|is NaN\b"
+    rb"|contains? NaN|is NaN\b|[Ll]oss became (?:infinite|NaN|nan)|NaN loss during training"
 )
 _WANDB = regex(rb"\bwandb\b|api\.wandb\.ai")
 _ARGUMENTS = regex(
@@ -203,6 +204,8 @@ def raised(line: Line, name: bytes, begin: int, message: int | None = None) -> R
     is_refused = _CERTIFICATE.search(line.text, begin) is not None
     if is_refused or _CONFIGURATION.match(name.rpartition(b".")[2]) is not None:
         return fault(line, "configuration", "root", "critical", message, exception=class_name)
+    if name.endswith(b"FloatingPointError") or _NAN.search(line.text, begin) is not None:
+        return fault(line, "nan", "root", "critical", message, exception=class_name)
     if _OF_NETWORK.search(name) is not None or _NETWORK.search(line.text, begin) is not None:
         return fault(line, "network", "root", "critical", message, exception=class_name)
     is_gone = _GONE.search(line.text, begin) is not None

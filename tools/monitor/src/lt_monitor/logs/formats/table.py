@@ -199,6 +199,7 @@ PARSERS: tuple[tuple[Parser, tuple[bytes, ...]], ...] = (
             b"ocket Timeout",
         ),
     ),
+    (nccl.rendezvous, (b"connectFullMesh", b"uneven heartbeats")),
     (nccl.duplicate, (b"Duplicate GPU detected",)),
     (nccl.error, (b"NCCL WARN", b"NCCL error", b"ncclSystemError", b"ncclRemoteError", b"ncclInternalError")),
     (
@@ -213,7 +214,7 @@ PARSERS: tuple[tuple[Parser, tuple[bytes, ...]], ...] = (
         ),
     ),
     (nccl.error, (b"unhandled system e", b"unhandled cuda err")),
-    (nccl.error, (b"Some NCCL operations", b"entire process down")),
+    (nccl.error, (b"Some NCCL operations", b"entire process down", b"Test NCCL failure")),
     (nccl.error, (b"ncclUnhandledCudaError", b"ncclInvalidUsage", b"ncclInvalidArgument")),
     (nccl.network, (b"elected Provider is", b"elected provider is", b"NET/Socket : Using")),
     (megatron.skipped, (b" samples skipped",)),

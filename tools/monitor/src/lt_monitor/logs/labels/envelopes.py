@@ -7,6 +7,7 @@ several objects, and only the last one's text has a newline; they are joined to 
 
 import datetime
 import math
+import re
 from typing import Any
 
 import orjson
@@ -39,6 +40,16 @@ _ANY_EXCEPTION = frozenset(_EXCEPTIONS)
 _TIMES = ("time", "timestamp", "@timestamp", "asctime", "ts", "date", "__REALTIME_TIMESTAMP", "TimeGenerated")
 _NODES = ("_HOSTNAME", "nodeName", "podName", "host", "hostname", "PodName", "Computer")
 _NODES_OF_KUBERNETES = ("host", "pod_name")
+# logfmt of logrus and slog, the standard output of fluent-bit, and files of fluentd.
+_QUOTED = re.compile(
+    rb"(?:time|ts)=(?P<logfmt_time>\"[^\"\n]{1,60}\"|\S{1,60}) (?:\w{1,20}=[^\s\"]{1,100} ){0,4}level=\w{1,10}"
+    rb" (?:\w{1,20}=[^\s\"]{1,100} ){0,4}msg=(?P<quoted>\"(?:[^\"\\\n]|\\[^\n])*\")"
+    rb"|\[\d{1,9}\] \S{1,200}: \[\[?(?P<seconds>\d{9,10}\.\d{1,9})(?:, \{[^\n]{0,200}?\}\])?, "
+    rb"\{[^\n]{0,2000}?\"log\"=>\"(?P<printed>[^\n]*?)(?:\\n)?\"(?:, \"\w{1,40}\"=>[^\n]*)?\}\]$"
+    rb"|(?P<fluentd_time>\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d(?:\.\d{1,9})? ?(?:[+-]\d\d:?\d\d|Z))[ \t][\w.*/-]{1,300}"
+    rb"(?:: |\t)(?P<record>\{\"[^\n]*\})$"
+)
+_QUOTED_BEGINS = (b"t", b"[", *(bytes((digit,)) for digit in b"0123456789"))
 
 
 def text_key(envelope: Any) -> str | None:
@@ -55,6 +66,31 @@ def _inner_text(envelope: Record) -> str | None:
     inner = envelope.get(_INNER)
     text = inner.get("message") if isinstance(inner, dict) else None
     return text if isinstance(text, str) else None
+
+
+def quoted_text(line: bytes) -> bytes | None:
+    """Return the text of a line in which a shipper quotes it; None for any other line."""
+    match = _QUOTED.match(line) if line[:1] in _QUOTED_BEGINS else None
+    if match is None:
+        return None
+    if (record := match["record"]) is not None:
+        return text(parse(record))
+    if match["printed"] is not None:
+        return bytes(match["printed"])
+    value = parse(match["quoted"])
+    return value.encode(errors="replace") if isinstance(value, str) else None
+
+
+def read_quoted(line: bytes) -> Record:
+    """Return the `time` and `node` of a line with a quoted text."""
+    match = _QUOTED.match(line)
+    if match is None:
+        return {}
+    labels = read(envelope) if match["record"] is not None and isinstance(envelope := parse(match["record"]), dict) else {}
+    stamp = match["logfmt_time"] or match["fluentd_time"]
+    time = _time(stamp.decode().strip('"')) if stamp is not None else None
+    time = time_of(float(match["seconds"])) if match["seconds"] is not None else time
+    return labels if time is None else {"time": time, **labels}
 
 
 def parse(line: bytes) -> Any:
@@ -157,6 +193,11 @@ def _time(value: Any) -> str | None:
         seconds = float(value)
     except (TypeError, ValueError):
         return None
+    return time_of(seconds)
+
+
+def time_of(seconds: float) -> str | None:
+    """Convert seconds, milli-, micro- or nanoseconds since 1970 to ISO 8601; None for an impossible number."""
     while seconds > 1e11:
         seconds /= 1000
     if not math.isfinite(seconds) or seconds <= 0:

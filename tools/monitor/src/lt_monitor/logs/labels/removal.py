@@ -15,7 +15,7 @@ import numpy as np
 
 from lt_monitor.events.records import Record
 from lt_monitor.logs.fields import read_time
-from lt_monitor.logs.labels import columns, envelopes, prefixes
+from lt_monitor.logs.labels import columns, envelopes, margins, prefixes
 
 SAMPLES = 16
 SAMPLE_LINES = 4
@@ -23,9 +23,15 @@ SAMPLE_BYTES = 1 << 12
 # After so many bytes without labels, one sample per 128 KiB is examined, but at least two.
 BARE_BYTES = 1 << 20
 BARE_BYTES_PER_SAMPLE = 1 << 17
+# The shapes of labels are examined once in so many bytes, and in small blocks.
+BARE_BYTES_PER_SHAPE = 1 << 24
+SMALL_BYTES = 1 << 14
 MINIMUM_SAMPLES = 2
 MAXIMUM_LAYERS = 6
 
+# Colours that lost their escape byte, as in logs that somebody copied from a terminal or a web page.
+_LOST_COLOUR = re.compile(rb"(?<!\x1b)\[(?:\d{1,3};){0,7}\d{1,3}m")
+_COLOURED = re.compile(rb"(?<!\x1b)\[(?:\d{1,3};){0,7}\d{1,3}m\S[^\n]{0,2000}(?<!\x1b)\[(?:0|39|22)m")
 _PART = re.compile(rb"\n[^\n]{0,200}? std(?:out|err) P ")
 
 
@@ -96,6 +102,7 @@ class LabelRemoval:
         # By layer: the kind of column label of this log, and its names.
         self._columns: dict[str, list[str]] = state.get("columns", {})
         self._bare_bytes = 0
+        self._next_shapes = 0
 
     def to_record(self) -> Record:
         return {"columns": self._columns}
@@ -114,14 +121,18 @@ class LabelRemoval:
         is_bare = not self._columns and self._bare_bytes > BARE_BYTES
         runs = _samples(block, max(MINIMUM_SAMPLES, min(SAMPLES, len(block) // BARE_BYTES_PER_SAMPLE)) if is_bare else SAMPLES)
         lines = [line for run in runs for line in run]
+        if any(b"[0m" in line and _COLOURED.search(line) is not None for line in lines):
+            return Layer(block, _LOST_COLOUR.sub(b"", block), None, lambda _: {}, names_nobody=True)
         if any(line[:1] == b"{" and envelopes.is_envelope(line) for line in lines):
             return _without_envelopes(block)
+        if any(envelopes.quoted_text(line) is not None for line in lines):
+            return _without_quotes(block)
         ends = list(map(prefixes.chain_end, lines))
         kinds = frozenset[int]().union(*(prefixes.kinds(line) for line, end in zip(lines, ends, strict=True) if end))
         holds_envelopes = (end and envelopes.is_envelope(line[end:]) for line, end in zip(lines, ends, strict=True))
         if any(map(prefixes.is_foreign, kinds)) or (kinds and any(holds_envelopes)):
             return _without_prefixes(block, kinds)
-        return self._without_column(block, runs, ends, depth, kinds)
+        return self._without_column(block, runs, ends, depth, kinds) or self._without_margin(block, lines, ends)
 
     def _without_column(
         self, block: bytes, runs: list[list[bytes]], label_ends: list[int], depth: int, native: frozenset[int]
@@ -149,6 +160,21 @@ class LabelRemoval:
         if text == block:
             return None
         return Layer(block, text, None, lambda line: columns.read(kind, line))
+
+    def _without_margin(self, block: bytes, lines: list[bytes], label_ends: list[int]) -> Layer | None:
+        """Remove a label that only its shape gives away. In `lines`, the labels that `Line` reads itself end at `label_ends`."""
+        if len(block) > SMALL_BYTES and BARE_BYTES < self._bare_bytes < self._next_shapes:
+            return None
+        self._next_shapes = self._bare_bytes + BARE_BYTES_PER_SHAPE
+        margin = margins.recognise(lines)
+        if margin is None:
+            return None
+        pattern = margin.pattern()
+        matches = ((pattern.match(b"\n" + line), end) for line, end in zip(lines, label_ends, strict=True))
+        if all(match is None or match.end() - 1 <= end for match, end in matches):
+            return None
+        text = pattern.sub(b"\n", b"\n" + block)[1:]
+        return None if text == block else Layer(block, text, None, margin.read)
 
 
 def _without_prefixes(block: bytes, kinds: frozenset[int]) -> Layer:
@@ -198,6 +224,18 @@ def _without_envelopes(block: bytes) -> Layer:
             numbers += [number] * (text.count(b"\n") + 1)
         is_open = is_part
     return Layer(block, b"\n".join(texts) + b"\n", np.array(numbers), _read_envelope)
+
+
+def _without_quotes(block: bytes) -> Layer:
+    """Take the texts out of quotes: logfmt, and fluent-bit's and fluentd's own output."""
+    texts = []
+    numbers: list[int] = []
+    for number, line in enumerate(block.removesuffix(b"\n").split(b"\n")):
+        quoted = envelopes.quoted_text(line)
+        text = line if quoted is None else quoted.removesuffix(b"\n")
+        texts.append(text)
+        numbers += [number] * (text.count(b"\n") + 1)
+    return Layer(block, b"\n".join(texts) + b"\n", np.array(numbers), envelopes.read_quoted)
 
 
 def _read_envelope(line: bytes) -> Record:

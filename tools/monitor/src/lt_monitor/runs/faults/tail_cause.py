@@ -246,7 +246,7 @@ def _last_error(tail: LogTail) -> Record | None:
 def _nan(tail: LogTail) -> Record | None:
     """Steps at the end whose loss is no number."""
     logged = [(offset, text) for offset, text in tail.progress if text.startswith(b"{")][-NAN_STEPS:]
-    if len(logged) == NAN_STEPS and all(b"'loss': nan" in text for _, text in logged):
+    if len(logged) == NAN_STEPS and all(_is_without_number(text) for _, text in logged):
         source = {"file": tail.shown, "offset": logged[0][0]}
         return _fault("nan", "root", f"the last {NAN_STEPS} losses are not a number", source)
     message = f"the loss of the last {NAN_STEPS} step lines is not a number"
@@ -260,11 +260,18 @@ def _nan(tail: LogTail) -> Record | None:
     return _fault("nan", "root", message, {"file": tail.shown, "offset": at})
 
 
+def _is_without_number(logged: bytes) -> bool:
+    return b"'loss': nan" in logged or (b"'loss': 0.0," in logged and b"'grad_norm': nan" in logged)
+
+
 def _has_no_loss(step: Record) -> bool:
-    """Whether the loss is no number; Megatron-DeepSpeed leaves such a loss out, and its gradients' norm is none either."""
+    """Whether the loss is no number.
+
+    Megatron-DeepSpeed leaves such a loss out, and transformers' Trainer writes 0; their gradients' norm is no number either.
+    """
     if step.get("nan_steps") or step.get("loss", 0) is None:
         return True
-    return "loss" not in step and step.get("grad_norm", 0) is None
+    return not step.get("loss") and step.get("grad_norm", 0) is None
 
 
 def _fault(name: str, cause: str, message: str, source: Record, **fields: Any) -> Record:
