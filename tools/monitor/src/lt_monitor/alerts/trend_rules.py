@@ -16,7 +16,7 @@ MINIMUM_LINES = 100
 
 def divergence(state: RunState, record: Record, thresholds: Thresholds) -> Iterator[Finding]:
     """A loss that has risen through thousands of steps and still rises."""
-    rise = state.loss_trend.rise() if state.has_new_bucket else None
+    rise = state.loss_trend.rise() if not state.loss_trend.open_lines else None
     if rise is None or rise.lines < MINIMUM_LINES:
         return
     least = max(thresholds.of("divergence", "minimum_rise") * rise.low, MINIMUM_RISE_NATS)

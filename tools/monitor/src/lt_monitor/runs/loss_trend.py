@@ -36,8 +36,8 @@ class LossTrend:
     open_lines: int = 0
     open_sum: float = 0.0
 
-    def take(self, step: int, loss: float) -> bool:
-        """Add the loss of a step line. Return whether that filled a bucket."""
+    def take(self, step: int, loss: float) -> None:
+        """Add the loss of a step line."""
         if self.buckets and step <= self.buckets[-1][0]:
             # A restart repeats steps.
             self.buckets = [bucket for bucket in self.buckets if bucket[0] < step]
@@ -47,14 +47,13 @@ class LossTrend:
         self.open_lines += 1
         self.open_sum += loss
         if self.open_lines < self.lines:
-            return False
+            return
         self.buckets.append([step, self.open_sum / self.open_lines])
         self.open_lines, self.open_sum = 0, 0.0
         if len(self.buckets) == BUCKETS:
             pairs = zip(self.buckets[::2], self.buckets[1::2], strict=True)
             self.buckets = [[second[0], (first[1] + second[1]) / 2] for first, second in pairs]
             self.lines *= 2
-        return True
 
     def rise(self) -> Rise | None:
         """Return the rise from the lowest bucket to the last one if the loss still rises, else None.

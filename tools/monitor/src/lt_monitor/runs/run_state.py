@@ -18,6 +18,7 @@ from lt_monitor.runs.attempt_boundary import begins_attempt, guessed_resume, log
 from lt_monitor.runs.fault_costs import FaultCosts
 from lt_monitor.runs.log_state import LogState
 from lt_monitor.runs.loss_trend import LossTrend
+from lt_monitor.runs.rank_faults import add_fault, faults_after_step
 from lt_monitor.runs.rank_waits import RankWaits
 from lt_monitor.runs.time_accounting import AttemptTotals
 from lt_shared.contracts.recovery_notes import LocalCheckpoint, Started
@@ -88,7 +89,6 @@ class RunState:
     failed_before: Record = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self._has_new_bucket = False
         self._read: set[str] = set()
         self._loss_median: float | None = None
         self._loss_median_line = -1
@@ -96,11 +96,6 @@ class RunState:
     @property
     def attempt(self) -> AttemptTotals:
         return self.attempts[-1]
-
-    @property
-    def has_new_bucket(self) -> bool:
-        """Whether the last step has completed a bucket of `loss_trend`."""
-        return self._has_new_bucket
 
     @property
     def is_over(self) -> bool:
@@ -271,7 +266,8 @@ class RunState:
             self._guess_resume(totals, totals.first_step)
             totals.correct_first_line(self._log_interval(totals))
         self.last, self.last_at = record, at
-        self.seen, self.saving, self.end, self.faults = now, None, {}, []
+        self.faults = faults_after_step(self.faults, record, at, now)
+        self.seen, self.saving, self.end = now, None, {}
         loss, seconds = record.get("loss"), record.get("step_seconds")
         self.recent.append({"step": step, "loss": loss, "step_seconds": seconds, "tokens_per_second": self.tokens_per_second()})
         del self.recent[:-RECENT_STEPS]
@@ -281,7 +277,8 @@ class RunState:
         self.nan_steps += record.get("nan_steps") or 0
         self.skipped_in_a_row = self.skipped_in_a_row + 1 if record.get("skipped_steps") else 0
         self.losses_missing = 0 if loss is not None else self.losses_missing + 1
-        self._has_new_bucket = loss is not None and self.loss_trend.take(step, loss)
+        if loss is not None:
+            self.loss_trend.take(step, loss)
         if loss is not None and (self.maximum_loss is None or loss > self.maximum_loss):
             self.maximum_loss = loss
         return True
@@ -324,10 +321,8 @@ class RunState:
         elif kind == "fault":
             fault = _fault(record)
             totals.failed = totals.failed or fault["severity"] == "critical"
-            if len(self.faults) < RECENT_FAULTS:
-                self.faults.append(fault)
-            elif ends_job(fault) and not ends_job(self.faults[-1]):
-                self.faults[-1] = fault
+            fault["seen"] = now
+            add_fault(self.faults, fault, RECENT_FAULTS)
             self.fault_counts[fault["fault"]] = self.fault_counts.get(fault["fault"], 0) + 1
 
     def _started(self, totals: AttemptTotals, fields: Record, at: float | None) -> None:
