@@ -88,6 +88,7 @@ ENDINGS = {
     "two ranks at once": (_of_two_ranks(), "Boom: no data"),
     "a node and an arrow": (_behind("2026-01-09 17:40:26.0#4 master-0 >> "), "Boom: no data"),
     "a notebook": (NOTEBOOK, "DataMissing: no data"),
+    "a notebook and a task": (_behind("3: ", NOTEBOOK), "DataMissing: no data"),
     "a clock": (_behind("[12:00:#0] "), "Boom: no data"),
     "glog": (_behind("E0303 10:00:00.1# 123 torch/x.py:12] "), "Boom: no data"),
     "numbers of lines": (_behind("     # "), "Boom: no data"),

@@ -138,6 +138,8 @@ _PADDLE_SIGNALS = {
     b"Illegal instruction": 4,
 }
 _PADDLE = regex(rb"FatalError: `(?P<what>" + b"|".join(_PADDLE_SIGNALS) + rb")` is detected by the operating system")
+# A program that a signal ended, in the exception of the program that started it.
+_SHELL_CODE = regex(rb"(?i:exit (?:code|status)):? (?P<code>13[2-9]|143)\b")
 _RECEIVED = regex(rb"Signal (?P<signal>\d{1,3}) \(SIG[A-Z0-9]{1,10}\) received by PID")
 _FAILED = regex(rb"failed \(exitcode: (?P<code>-?\d{1,5})\) local_rank: (?P<local_rank>\d{1,6}) \(pid: (?P<pid>\d{1,12})\)")
 _REPORTED = regex(rb"^(?:\[[\w:-]{1,60}\]:? ?)?\s{0,8}exitcode {0,4}: (?P<code>-?\d{1,5}) \(pid: \d{1,12}\)")
@@ -192,6 +194,8 @@ def raised(line: Line, name: bytes, begin: int, message: int | None = None) -> R
         return killed(line, int(worker["number"]) if worker["number"] else _SIGNAL_NAMES[worker["name"] or worker["short"]])
     if (paddle := _PADDLE.search(line.text, begin)) is not None:
         return killed(line, _PADDLE_SIGNALS[paddle["what"]])
+    if (code := _SHELL_CODE.search(line.text, begin)) is not None:
+        return ended(line, int(code["code"]))
     class_name = name.decode()
     if name.endswith(b"ResourceExhaustedError"):
         return fault(line, "out-of-memory", "root", "critical", message)
