@@ -8,10 +8,10 @@ import re
 from collections.abc import Sequence
 
 from lt_monitor.events.records import Record
-from lt_monitor.runs.attempts import Attempt
 from lt_monitor.runs.faults.advice import Action, advice
 from lt_monitor.runs.faults.endings import ending_faults
 from lt_monitor.runs.faults.failure_causes import SCHEDULER_FAULTS, root_cause
+from lt_monitor.runs.log_attempts import LogAttempts
 
 MESSAGE_CHARACTERS = 80
 # Of these, only the message tells two causes apart.
@@ -38,8 +38,12 @@ def is_repeated(before: Record | None, now: Record | None) -> bool:
     return now["fault"] not in _GENERAL or _masked(before["message"]) == _masked(now["message"])
 
 
-def repetition(attempts: Sequence[Attempt]) -> Record | None:
-    """Return the fault that ended the attempt before the last one if the last one ended in the same way, else None."""
+def repetition(file: str, records: Sequence[Record]) -> Record | None:
+    """Return the fault that ended the attempt before the last one in a log if the last one ended in the same way, else None."""
+    log_attempts = LogAttempts(file)
+    for record in records:
+        log_attempts.take(record)
+    attempts = log_attempts.attempts()
     if len(attempts) < 2:
         return None
     before, now = attempts[-2:]

@@ -29,7 +29,6 @@ from lt_monitor.runs.faults.failure_causes import (
     with_mismatches,
 )
 from lt_monitor.runs.faults.repeated_failures import repetition
-from lt_monitor.runs.log_attempts import LogAttempts
 from lt_shared import credentials
 
 # Of those that steps follow: a dying process writes its buffered step lines after its traceback.
@@ -118,13 +117,9 @@ def _stopped_if_repeated(cause: Cause, tails: Sequence[LogTail]) -> Cause:
     if cause.fault is None or cause.action not in (Action.AGAIN, Action.WITHOUT_NODE, Action.UNKNOWN):
         return cause
     for tail in tails:
-        log_attempts = LogAttempts(tail.shown)
-        for record in tail.records:
-            log_attempts.take(record)
-        earlier = repetition(log_attempts.attempts())
+        earlier = repetition(tail.shown, tail.records)
         if earlier is not None and earlier["fault"] == cause.fault:
-            offset = earlier["src"].get("offset")
-            place = f"{tail.shown}:{tail.line_number(offset)}" if type(offset) is int else tail.shown
+            place = f"{tail.shown}:{tail.line_number(int(earlier['src'].get('offset', 0)))}"
             text = f"stop: the attempt before failed in the same way at the same step ({place}); {cause.advice}"
             return dataclasses.replace(cause, action=Action.STOP, advice=text)
     return cause
