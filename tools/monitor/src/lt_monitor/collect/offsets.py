@@ -140,14 +140,14 @@ class LogOffsets:
 
     def run_names(self, paths: Sequence[str]) -> dict[str, str]:
         """Return the name of each log's run, which a log keeps once it had events. An unchanged log is not opened."""
-        known, idle = {}, set()
+        settled_names, idle = {}, set()
         for path in paths:
             saved = self.saved.get(os.path.abspath(path))
             if saved is not None and saved.run is not None:
-                known[path] = saved.run
+                settled_names[path] = saved.run
             elif saved is not None and os.path.isfile(path) and saved.is_unchanged(os.stat(path)):
                 idle.add(path)
-        return rank_series.run_names(paths, known, idle)
+        return rank_series.run_names(paths, settled_names, idle)
 
     def find(self, path: str, log: IO[bytes]) -> LogOffset:
         """Return where to continue in the open log `path`: at the beginning if it was never read or was replaced."""

@@ -1,9 +1,9 @@
-"""Find the logs of one run's ranks among logs whose names differ in numbers only: `77_3.out`, `gpt-15.log`, `slurm-77.n12.out`.
+"""Find the logs of a run's ranks among logs whose names differ in numbers only: `77_3.out`, `gpt-15.log`, `slurm-77.n12.out`.
 
-Such names may as well be runs of their own: tasks of a job array, a sweep. The contents decide, and without evidence each log
-is a run. A log that has ranks but not rank 0 is a part of another run. Logs with the same losses at the same steps are one run,
-and so are a log with the arguments of several ranks and one with the steps, as Megatron's first and last rank print them. The
-run has the name of its first log with rank 0 or with steps, and later evidence does not change it.
+Such names may as well be separate runs: tasks of a job array, a sweep. The contents decide, and without evidence every log is a
+run. A log that has ranks but not rank 0 belongs to another run. Logs with equal losses at equal steps are a single run, and so
+are a log with the arguments of several ranks and a log with the steps, as Megatron's first and last rank print them. The run has
+the name of its first log with rank 0 or with steps, and later evidence does not change the name.
 """
 
 import contextlib
@@ -21,7 +21,7 @@ from lt_shared.files import storage
 
 HEAD_BYTES = 1 << 16
 TAIL_BYTES = 1 << 15
-# Steps with equal losses in two logs that make them one run.
+# So many steps with equal losses make two logs a single run.
 COMMON_STEPS = 3
 _NUMBER = re.compile(r"\d+")
 # The end of a pod's name that Kubernetes makes up.
@@ -31,7 +31,7 @@ _MAXIMUM_HOST_DIGITS = 4
 
 @dataclasses.dataclass(frozen=True)
 class _Content:
-    """Of a log's begin and end: the ranks that its events name, losses by step, and whether it has arguments of several ranks."""
+    """A log's begin and end: the ranks that its events name, losses by step, and whether it has arguments of several ranks."""
 
     ranks: frozenset[int]
     losses: Mapping[int, float]
@@ -48,11 +48,11 @@ class _Content:
 
 
 def run_names(
-    paths: Sequence[str], known: Mapping[str, str] = MappingProxyType({}), idle: Collection[str] = ()
+    paths: Sequence[str], settled_names: Mapping[str, str] = MappingProxyType({}), idle: Collection[str] = ()
 ) -> dict[str, str]:
-    """Return the name of each log's run.
+    """Return the run's name for every log.
 
-    `known` has the names of logs that keep theirs, `idle` the logs without new content. Only logs with similar names are opened.
+    `settled_names` has the names of logs that keep theirs, `idle` the logs without new content. Only logs with similar names are opened.
     """
     names = {path: log_files.run_name(path) for path in paths}
     by_shape: dict[str, list[str]] = {}
@@ -61,11 +61,11 @@ def run_names(
             directory, base = os.path.split(_RANDOM.sub("", name))
             by_shape.setdefault(os.path.join(directory, _NUMBER.sub("#", base)), []).append(path)
     for group in by_shape.values():
-        is_settled = all(path in known or path in idle for path in group)
+        is_settled = all(path in settled_names or path in idle for path in group)
         if len({names[path] for path in group}) > 1 and not is_settled:
             _join(group, names)
-    by_default = {names[path]: name for path, name in known.items()}
-    return {path: known.get(path) or by_default.get(name, name) for path, name in names.items()}
+    by_default = {names[path]: name for path, name in settled_names.items()}
+    return {path: settled_names.get(path) or by_default.get(name, name) for path, name in names.items()}
 
 
 def _numbers(name: str) -> list[str]:
@@ -73,7 +73,7 @@ def _numbers(name: str) -> list[str]:
 
 
 def _join(group: Sequence[str], names: dict[str, str]) -> None:
-    """Give the logs of one run the same name in `names`."""
+    """Give the logs that make a run the same name in `names`."""
     fields = [_numbers(names[path]) for path in group]
     varying = [place for place, values in enumerate(zip(*fields, strict=True)) if len(set(values)) > 1]
     if not varying or not _may_be_ranks(group, [values[varying[-1]] for values in fields], names):
@@ -81,13 +81,13 @@ def _join(group: Sequence[str], names: dict[str, str]) -> None:
         return
     contents = {path: _content(path) for path in group}
     mains = [path for path in group if contents[path].is_main]
-    others = [path for path in group if contents[path].is_other_rank]
-    ranks = {names[path]: contents[path].ranks for path in others}
+    other_ranks = [path for path in group if contents[path].is_other_rank]
+    ranks = {names[path]: contents[path].ranks for path in other_ranks}
     if len(set(ranks.values())) < len(ranks) or not _is_one_run([contents[path] for path in mains]):
         # The same rank in two logs, or other losses: several runs.
         _split(group, fields, varying, names)
         return
-    if others or len(mains) > 1:
+    if other_ranks or len(mains) > 1:
         with_rank_0 = [path for path in mains if 0 in contents[path].ranks or contents[path].has_arguments]
         leader = names[[*with_rank_0, *mains, *group][0]]
         names |= dict.fromkeys(group, leader)

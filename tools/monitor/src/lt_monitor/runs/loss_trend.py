@@ -29,7 +29,7 @@ class Rise:
 
 @dataclasses.dataclass
 class LossTrend:
-    """`buckets` holds the last step and the mean loss of each full bucket of `lines` step lines, the rest is the open bucket."""
+    """`buckets` holds the last step and the mean loss of every full bucket of `lines` step lines, the rest is the open bucket."""
 
     lines: int = FIRST_LINES
     buckets: list[list[float]] = dataclasses.field(default_factory=list)

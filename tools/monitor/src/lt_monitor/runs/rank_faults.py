@@ -1,4 +1,4 @@
-"""The faults of many ranks: which ones stay, and which ones a step of another rank leaves standing."""
+"""The faults of many ranks: which ones stay, and which ones outlast a step in another log."""
 
 from collections import Counter
 from collections.abc import Sequence

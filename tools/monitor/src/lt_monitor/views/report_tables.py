@@ -263,7 +263,7 @@ def _is_among(ended_by: Record | None, group: Sequence[Record]) -> bool:
 
 
 def _fault_row(group: Sequence[Record], attempt: Attempt, ending: Ending | None) -> list[Cell]:
-    """A consequence "follows" only a fault of its own attempt: without one it is what the log has for a cause."""
+    """A consequence "follows" only a fault of its own attempt: otherwise it counts as the cause."""
     is_end = ending is not None and _is_among(ending.fault, group)
     first = ending.fault if is_end and ending is not None and ending.fault is not None else group[0]
     has_cause = any(fault["cause"] != "cascade" for fault in attempt.of_kind("fault"))
