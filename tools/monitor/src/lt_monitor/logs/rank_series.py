@@ -52,7 +52,7 @@ def run_names(
 ) -> dict[str, str]:
     """Return the run's name for every log.
 
-    `settled_names` has the names of logs that keep theirs, `idle` the logs without new content. Only logs with similar names are opened.
+    `settled_names` has the logs that keep their names, `idle` the logs without new content. Only similarly named logs are opened.
     """
     names = {path: log_files.run_name(path) for path in paths}
     by_shape: dict[str, list[str]] = {}
