@@ -61,7 +61,7 @@ def failed(line: Line) -> Record | None:
     if number == _READ_ONLY:
         return fault(line, "configuration", "root", "critical", path=named)
     if number == _NOT_CONNECTED and path is None:
-        return fault(line, "network", "root", "critical") if match.lastgroup != "text" else None
+        return fault(line, "filesystem", "root", "critical") if match.lastgroup != "text" else None
     is_error = number in _ERRORS or number in _KERNEL_ERRORS or (number in _ERRORS_ON_PATHS and path is not None)
     return fault(line, "filesystem", "root", "critical", path=named) if is_error else None
 

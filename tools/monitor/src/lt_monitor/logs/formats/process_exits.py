@@ -19,9 +19,9 @@ _EXCEPTION = regex(
     rb"(?:\((?P<inner>\w{1,60})\))?(?:: |:?\s{0,200}$)"
 )
 _UNCAUGHT = regex(
-    # Of Java, whose thread "main" is the program.
-    rb"(?:\bUncaught (?:exception:? )?|^Exception in thread \"main\" )"
-    rb"(?P<name>(?:[A-Za-z_]\w{0,60}\.){0,8}[A-Z]\w{0,60}(?:Error|Exception))(?:: |\s*$)"
+    # Of Java, whose thread "main" is the program, and of Julia.
+    rb"(?:\bUncaught (?:exception:? )?|^Exception in thread \"main\" |^ERROR: (?:(?:LoadError|InitError|TaskFailedException): )?)"
+    rb"(?P<name>(?:[A-Za-z_]\w{0,60}\.){0,8}[A-Z]\w{0,60}(?:Error|Exception))(?:: |:?\s{0,9}$)"
 )
 _GONE = regex(
     rb"ConnectionResetError|ConnectionRefusedError|BrokenPipeError|EOFError|ChildFailedError|DistNetworkError|DistStoreError"
@@ -117,6 +117,8 @@ _LOADER_KILLED = regex(
     rb"|Terminated)"
     rb"|died with <Signals\.SIG\w{1,10}: (?P<number>\d{1,3})>|terminated with signal SIG(?P<short>KILL|SEGV|ABRT|TERM)\b"
 )
+# torch wraps the exceptions of its workers and replicas, and prints them behind its own.
+_CAUGHT_IN_WORKER = regex(rb": Caught \w{1,80} in (?:DataLoader worker process|replica|pin memory thread)")
 _SIGNAL_NAMES = {
     b"Killed": 9,
     b"Segmentation fault": 11,
@@ -185,13 +187,16 @@ def raised(line: Line, name: bytes, begin: int, message: int | None = None) -> R
         return fault(line, "killed", "cascade", "warning", signal=int(signalled["signal"]))
     if name.endswith(b"ChildFailedError"):
         return None
-    if name == b"KeyboardInterrupt":
+    if name in (b"KeyboardInterrupt", b"InterruptException"):
         return fault(line, "killed", "unknown", "warning", signal=2)
     if (worker := _LOADER_KILLED.search(line.text)) is not None:
         return killed(line, int(worker["number"]) if worker["number"] else _SIGNAL_NAMES[worker["name"] or worker["short"]])
     if (paddle := _PADDLE.search(line.text, begin)) is not None:
         return killed(line, _PADDLE_SIGNALS[paddle["what"]])
     class_name = name.decode()
+    if _CAUGHT_IN_WORKER.search(line.text, begin) is not None:
+        # The worker's own exception follows.
+        return fault(line, "traceback", "unknown", "critical", message, exception=class_name)
     if name.endswith(b"ResourceExhaustedError"):
         return fault(line, "out-of-memory", "root", "critical", message)
     if message is not None and _WANDB_SETUP.match(name) is not None:

@@ -143,7 +143,10 @@ PARSERS: tuple[tuple[Parser, tuple[bytes, ...]], ...] = (
     ),
     (devices.lost, (b"rrorContained", b"OS call failed", b"peer GPU memory", b"NVIDIA-SMI has failed", b"to initialize NVML")),
     (devices.lost, (b"async error event", b" Link down", b" link down", b"Fatal error ", b"state changed to DOWN")),
-    (devices.lost, (b"launch timed out", b" async event", b" Link DOWN", b"Link is Down", b"health compromised")),
+    (
+        devices.lost,
+        (b"launch timed out", b" async event", b" Link DOWN", b"Link is Down", b"health compromised", b"handling bad device"),
+    ),
     (devices.hung_task, (b"INFO: task ",)),
     (memory.shared, (b"shared memory", b"</torch_", b"to extend /dev/shm", b"posix_fallocate failed", b"No space left on")),
     (memory.shared, (b"Bus error", b"(SIGBUS)", b"failed (exitcode", b"exitcode  : ", b"with return code = ", b"*** SIGBUS (")),
@@ -332,7 +335,7 @@ PARSERS: tuple[tuple[Parser, tuple[bytes, ...]], ...] = (
         process_exits.exception,
         (b"Uncaught ", b"RayTaskError", b"RuntimeError", b"MemoryError", b"ValueError", b"ProcessExitedException"),
     ),
-    (process_exits.exception, (b'in thread "main" ',)),
+    (process_exits.exception, (b'in thread "main" ', b"InterruptException")),
     (
         process_exits.ending,
         (b"received by PID", b"failed (exitcode", b"Segmentation fault", b"Fatal Python error", b"exitcode  : "),
@@ -369,7 +372,18 @@ PARSERS: tuple[tuple[Parser, tuple[bytes, ...]], ...] = (
         notices.signalled,
         (b"Got signal", b"SIGTERMException", b"Terminated", b"User defined signal", b"Signals.SIG", b"signal SIG", b"Hangup "),
     ),
-    (notices.signalled, (b" received by PID", b" received at time=", b"Hangup\n", b"Detected KeyboardInterrupt")),
+    (
+        notices.signalled,
+        (
+            b" received by PID",
+            b" received at time=",
+            b"Hangup\n",
+            b"Detected KeyboardInterrupt",
+            b" (SIGTERM)",
+            b" (SIGINT)",
+            b" (SIGUSR",
+        ),
+    ),
     (process_exits.tool_error, (b"lt-train: error: ",)),
 )
 

@@ -45,6 +45,7 @@ _THREAD = re.compile(
 )
 # Before the heading of a traceback or in the line above it; the program that said so goes on.
 _WARNED = re.compile(rb"\b(?:WARNING|WARN|Warning|DEBUG)\b|\[W\d{0,4}[ \]]|(?:^|\n|\s)W\d{4} ")
+_LOGGED = re.compile(rb"(?:[^\n]{0,120}?[\s:|\[(-])?(?:ERROR|Error|CRITICAL|FATAL)[\s:|\])-][^\n]*\n$")
 MINIMUM_LINES_AFTER_WARNING = 5
 _TRACEBACK = b"Traceback (most recent call last)"
 _ELASTIC_HOST = re.compile(rb"host {1,8}: (?P<host>[A-Za-z0-9][\w.-]{0,252})\r?\n.{0,60}?rank {1,8}: (?P<rank>\d{1,7}) ")
@@ -120,7 +121,7 @@ def _of_job(tails: Sequence[LogTail]) -> Cause:
     while _says_failure(faults):
         chosen = root_cause(faults)
         assert chosen is not None
-        if not _is_harmless(chosen, faults, tail_by_name):
+        if not _is_harmless(chosen, faults, tail_by_name, is_completed):
             return _cause(chosen, faults, tail_by_name, last_step)
         faults = [fault for fault in faults if fault is not chosen]
     if not is_completed and (reason := next((end for tail in tails if (end := _end(tail)) is not None), None)) is not None:
@@ -133,6 +134,8 @@ def _of_job(tails: Sequence[LogTail]) -> Cause:
         and (last := next((fault for tail in tails if (fault := _last_error(tail)) is not None), None)) is not None
     ):
         return _cause(last, [last], tail_by_name, last_step)
+    if not is_completed and (told := next((fault for tail in tails if (fault := _telling(tail)) is not None), None)) is not None:
+        return _cause(told, [told], tail_by_name, last_step)
     return _nothing("completed" if is_completed else "no failure", Action.NONE, last_step)
 
 
@@ -223,6 +226,21 @@ def _last_error(tail: LogTail) -> Record | None:
     return _fault(name, cause, line.decode(errors="replace")[:MESSAGE_CHARACTERS], source)
 
 
+def _telling(tail: LogTail) -> Record | None:
+    """Return a failure that the last lines tell of in words alone, if no steps follow them."""
+    begin = max(0, tail.size - CONTEXT_BYTES)
+    raw = tail.text(begin, tail.size)
+    line = last_words.telling(tail.context(begin, tail.size))
+    if line is None:
+        return None
+    at = begin + raw.rfind(b"\n", 0, max(0, raw.rfind(line))) + 1
+    is_known = any(record["kind"] == "fault" and record["src"].get("offset") == at for record in tail.records)
+    if is_known or at < max(_recovered(tail)):
+        return None
+    source = {"file": tail.shown, "offset": at}
+    return _fault("unknown", "unknown", line.decode(errors="replace").strip()[:MESSAGE_CHARACTERS], source)
+
+
 def _nan(tail: LogTail) -> Record | None:
     """Steps at the end whose loss is no number."""
     logged = [(offset, text) for offset, text in tail.progress if text.startswith(b"{")][-NAN_STEPS:]
@@ -275,8 +293,11 @@ def _in_order(faults: list[Record]) -> list[Record]:
     return faults
 
 
-def _is_harmless(fault: Record, faults: Sequence[Record], tails: dict[str, LogTail]) -> bool:
-    """Whether it is the exception of a thread or of a destructor, which end no process, or was logged as a warning."""
+def _is_harmless(fault: Record, faults: Sequence[Record], tails: dict[str, LogTail], is_completed: bool) -> bool:
+    """Whether it is the exception of a thread or of a destructor, which end no process, or was logged as a warning.
+
+    A traceback that a logger printed ends no job that is complete.
+    """
     tail = tails.get(str(fault["src"].get("file")))
     if tail is None or (fault["fault"] not in ("traceback", "rendezvous") and "exception" not in fault):
         return False
@@ -288,6 +309,8 @@ def _is_harmless(fault: Record, faults: Sequence[Record], tails: dict[str, LogTa
     if _THREAD.search(before, max(0, traceback - 200), traceback) is not None:
         return True
     logged = before.rfind(b"\n", 0, max(0, before.rfind(b"\n", 0, traceback))) + 1
+    if is_completed and _LOGGED.match(before, logged, traceback) is not None:
+        return True
     goes_on = tail.context(offset, offset + CONTEXT_BYTES).count(b"\n") > MINIMUM_LINES_AFTER_WARNING
     is_last = all(other["src"]["offset"] <= offset for other in faults if other["src"].get("file") == tail.shown)
     return goes_on and is_last and _WARNED.search(before, logged, traceback) is not None
@@ -301,7 +324,8 @@ def _cause(chosen: Record, faults: Sequence[Record], tails: dict[str, LogTail], 
     is_place = tail is not None and type(offset) is int
     line = _line(tail, offset) if tail is not None and is_place else None
     # What goes to chat rooms has no secrets.
-    texts = credentials.covered({"message": _without_prefix(chosen["message"]), "text": line})
+    message = _continued(tail, _without_prefix(chosen["message"]), offset) if tail is not None and is_place else chosen["message"]
+    texts = credentials.covered({"message": _without_prefix(message), "text": line})
     return Cause(
         fault=chosen["fault"] if chosen["fault"] in ADVICE else "other",
         cause=chosen["cause"],
@@ -320,9 +344,18 @@ def _cause(chosen: Record, faults: Sequence[Record], tails: dict[str, LogTail], 
 
 
 def _without_prefix(message: str) -> str:
-    """The message without the time and host of the kernel's log."""
+    """The message without the time and host of the kernel's log, and without the bar of an exception group."""
     _, kernel, text = message.partition(" kernel: ")
-    return text if kernel else message
+    return (text if kernel else message).lstrip("|\u2502 ")
+
+
+def _continued(tail: LogTail, message: str, offset: int) -> str:
+    """Add the next line to a message that ends in a colon, because the words of a panic stand there."""
+    if not message.endswith(":"):
+        return message
+    following = tail.context(offset, offset + CONTEXT_BYTES).lstrip(b"\n").split(b"\n", 2)[1:2]
+    words = following[0].decode(errors="replace").strip() if following else ""
+    return f"{message} {words}"[:MESSAGE_CHARACTERS] if words else message
 
 
 def _line(tail: LogTail, offset: int) -> str:
