@@ -25,9 +25,8 @@ from lt_monitor.logs.trainers import (
     neuronx,
     olmo,
     torchtitan,
-    torchtune,
-    verl,
 )
+from lt_monitor.logs.trainers.table import TUNING_PARSERS
 
 PARSERS: tuple[tuple[Parser, tuple[bytes, ...]], ...] = (
     (megatron.step, (b"elapsed time per iteration", b"elapsed_time_per_iteration", b"lm loss:", b"number of nan iterations")),
@@ -48,9 +47,7 @@ PARSERS: tuple[tuple[Parser, tuple[bytes, ...]], ...] = (
     (levanter.step, (b"Progress on:train ",)),
     (levanter.tracked, (b'"event": "log"',)),
     (composer.step, (b"loss/train/total",)),
-    (verl.step, (b" - actor/", b" - train/loss:", b"/global_step:", b" - timing_s/", b" - global_seqlen/", b" - val/loss:")),
-    (torchtune.bar, (b"|Loss: ",)),
-    (torchtune.step, (b" | loss:",)),
+    *TUNING_PARSERS,
     (benchmarks.mlperf, (b":::MLLOG",)),
     (megatron.evaluation, (b"lm loss value", b"lm_loss value", b"lm-loss value")),
     (aws_fsdp.evaluation, (b" Validation loss: ",)),
