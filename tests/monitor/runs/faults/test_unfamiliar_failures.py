@@ -88,6 +88,16 @@ ENDINGS: list[tuple[str, str, int, str]] = [
     ("xe 0000:2b:00.0: [drm] Tile0: GT0: Timedout job: seqno=14, guc_id=0 in no process [-1]\n", "gpu-lost", 69, "Timedout job"),
     ("i915 0000:4d:00.0: [drm] GPU HANG: ecode 12:8:00000000\n", "gpu-lost", 69, "GPU HANG"),
     ("Abort was called at 287 line in file:\n./shared/source/os_interface/linux/drm_neo.cpp\n", "killed", 1, "drm_neo.cpp"),
+    ("RuntimeError: HIP error: ECC uncorrectable error\n", "ecc", 69, "HIP error"),
+    ("RuntimeError: ACL stream synchronize failed, error code:507054\n", "gpu-lost", 69, "507054"),
+    ("XlaRuntimeError: UNAVAILABLE: TPU slice failed health check\n", "gpu-lost", 69, "health check"),
+    (
+        'safetensors_rust.SafetensorError: Error while serializing: IoError(Os { code: 116, kind: X, message: "Stale" })\n',
+        "filesystem",
+        75,
+        "code: 116",
+    ),
+    ("safetensors_rust.SafetensorError: Error while serializing: IoError(Os { code: 28, kind: X })\n", "disk-full", 78, "28"),
     ("Signal 15 (SIGTERM) caught by train.py, exiting after step 100\n", "killed", 75, "SIGTERM"),
     ("mlx5_core 0000:5e:00.0: health_care: handling bad device here\n", "network-device", 69, "bad device"),
 ]

@@ -91,7 +91,7 @@ _ASCEND_SAYS = regex(
     rb"|aicore exception|device heartbeat lost|[Ii]nner error is reported as above"
 )
 _HCCL = regex(rb"HCCL|hccl")
-_UNAVAILABLE = regex(rb"507008|507010|507899|device heartbeat lost|107020|507053")
+_UNAVAILABLE = regex(rb"507008|507010|507899|device heartbeat lost|107020|50705[34]")
 
 # jaxlib's coordination service: another task has gone, was preempted, or did not come to a barrier.
 _COORDINATION = regex(
@@ -151,6 +151,8 @@ def ascend(line: Line) -> Record | None:
 def coordination(line: Line) -> Record | None:
     """Parse a JAX task that lost its connection to the other tasks."""
     match = _COORDINATION.search(line.text)
+    if match is not None and _TPU.search(line.text) is not None:
+        return None
     if match is None or _COORDINATION_LINE.search(line.text) is None or is_warning(line, match.start()):
         return None
     return fault(line, "rendezvous", "cascade", "critical")

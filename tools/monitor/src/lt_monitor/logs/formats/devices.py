@@ -40,7 +40,7 @@ _NETWORK_DEVICE = regex(
 _HUNG_TASK = regex(rb"INFO: task .{1,80} blocked for more than (?P<seconds>\d{1,9}) seconds")
 _ECC = regex(
     rb"uncorrectable ECC error|ECC_UNCORRECTABLE|cudaErrorECCUncorrectable|[Uu]ncorrectable ECC"
-    rb"|double[- ]bit ECC"
+    rb"|HIP error: [^\r\n]{0,40}\bECC\b|double[- ]bit ECC"
 )
 _CUDA = regex(
     rb"CUDA (?:driver |runtime )?[Ee]rror: (?P<error>[^\r\n]{1,200})|cuda runtime error \(\d{1,5}\)|CUDNN_STATUS_[A-Z_]{3,60}"

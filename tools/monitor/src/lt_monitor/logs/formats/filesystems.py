@@ -17,7 +17,9 @@ _ERRORS_ON_PATHS = frozenset({19, 101, 103, 107, 110, 113})
 _NOT_CONNECTED, _READ_ONLY = 107, 30
 # The kernel's own numbers, which no program should see (EBADHANDLE 521, ESERVERFAULT 526).
 _KERNEL_ERRORS = range(512, 532)
-_NUMBER = regex(rb"\[Errno (?P<errno>\d{1,3})\]|\(os error (?P<os>\d{1,3})\)|\berrno = (?P<hdf5>\d{1,3}),")
+_NUMBER = regex(
+    rb"\[Errno (?P<errno>\d{1,3})\]|\(os error (?P<os>\d{1,3})\)|\berrno = (?P<hdf5>\d{1,3}),|\bOs \{ code: (?P<rust>\d{1,3}),"
+)
 _TEXTS = {
     b"Input/output error": 5,
     b"No locks available": 37,

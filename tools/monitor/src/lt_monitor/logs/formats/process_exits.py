@@ -35,7 +35,9 @@ _DISK_FULL = regex(
     rb"No space left on device|Disk quota exceeded|PytorchStreamWriter failed writing|StorageFull|os error 28\)"
     rb"|\[Errno (?:28|122)\]"
     rb"|inline_container\.cc:\d{1,6}\] \. (?:unexpected pos \d{1,20} vs \d{1,20}|file write failed)|database or disk is full"
-    rb"|Error while serializing: (?:I/O error|IoError)"
+    # Of a file that went stale, and of a mount that failed, the filesystem is the cause.
+    rb"|Error while serializing: (?:I/O error|IoError)(?!\(Os \{ code: (?:5|107|108|116|121),"
+    rb"| [^\r\n]{0,80}\(os error (?:5|107|108|116|121)\))"
 )
 _CONFIGURATION = regex(
     rb"^(?:ModuleNotFoundError|ImportError|\w{0,60}ConfigurationError|\w{0,40}ConfigError|\w{0,40}ConfigException"

@@ -236,6 +236,7 @@ PARSERS: tuple[tuple[Parser, tuple[bytes, ...]], ...] = (
             b"[Errno 7",
             b"(os error ",
             b"errno = ",
+            b"Os { code: ",
         ),
     ),
     (filesystems.failed, (b"Input/output error", b"Stale file handle", b"Stale NFS", b"No locks available", b"Structure needs")),
