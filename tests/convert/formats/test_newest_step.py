@@ -124,6 +124,7 @@ DAMAGE: dict[str, Callable[[Path], None]] = {
     "cut-off": lambda checkpoint: cut_off(shard(checkpoint)),
     "missing-shard": lambda checkpoint: shard(checkpoint).unlink(),
     "missing-metadata": lambda checkpoint: (checkpoint / ".metadata").unlink(),
+    "missing-configuration": lambda checkpoint: (checkpoint / "metadata.json").unlink(),
     "cut-off-metadata": lambda checkpoint: cut_off(checkpoint / ".metadata"),
     "missing-directory": shutil.rmtree,
 }

@@ -1,5 +1,6 @@
 """LoRA adapters extracted from a model and its base: the best of their rank, and merged again the model itself."""
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from lt_convert.commands.merge.merging import MergeRequest, merge
 from lt_convert.commands.merge.sources import Chosen
 from lt_convert.tensors import difference_factors
 from lt_shared.console import BadData, UsageError
-from lt_shared.models.architecture import Architecture
+from lt_shared.models.architecture import Architecture, LatentAttention
 
 LLAMA = Architecture("extracted", "llama", 3, 32, 88, 4, 2, 250, 64)
 
@@ -86,9 +87,50 @@ def test_models_without_an_adapter(models: tuple[Path, Path], tmp_path: Path) ->
     other = write(tmp_path / "other", Architecture("other", "llama", 2, 32, 88, 4, 2, 250, 64), 1)
     with pytest.raises(BadData, match="num_layers is 2"):
         extract(Extraction(str(other), str(base), str(tmp_path / "x"), 1))
-    experts = [
-        write(tmp_path / f"experts{seed}", Architecture("moe", "llama", 1, 32, 40, 4, 2, 250, 64, num_experts=2), seed)
-        for seed in (1, 2)
-    ]
+    experts = [write(tmp_path / f"experts{seed}", DEEPSEEK, seed) for seed in (1, 2)]
     with pytest.raises(BadData, match="llama with experts: no adapter is extracted"):
         extract(Extraction(str(experts[1]), str(experts[0]), str(tmp_path / "x"), 1))
+
+
+DEEPSEEK = dataclasses.replace(
+    LLAMA,
+    num_query_groups=4,
+    kv_channels=0,
+    norm_epsilon=1e-6,
+    latent_attention=LatentAttention(q_lora_rank=24, kv_lora_rank=16, qk_head_dim=16, qk_pos_emb_head_dim=8, v_head_dim=12),
+    num_experts=4,
+    moe_ffn_hidden_size=24,
+    moe_shared_expert_intermediate_size=48,
+    moe_first_dense_layers=1,
+    moe_router_pre_softmax=True,
+)
+GPT2 = Architecture("gpt2", "gpt", 2, 32, 64, 4, 4, 250, 64)
+MIXTRAL = dataclasses.replace(LLAMA, num_experts=4, moe_router_topk=2, moe_router_pre_softmax=False)
+
+
+@pytest.mark.parametrize("architecture", [GPT2, MIXTRAL], ids=["gpt2", "mixtral"])
+def test_conv1d_biases_and_experts(architecture: Architecture, tmp_path: Path) -> None:
+    """Merged into the base, a full rank is the tuned model; every pair has PEFT's orientation."""
+    base, tuned = (write(tmp_path / str(seed), architecture, seed) for seed in (1, 2))
+    extract(Extraction(str(tuned), str(base), str(tmp_path / "lora"), 64))
+    config = json.loads((tmp_path / "lora" / "adapter_config.json").read_text())
+    stored = load_file(tmp_path / "lora" / "adapter_model.safetensors")
+    before, after = values(base), values(tuned)
+    assert config["fan_in_fan_out"] == (architecture is GPT2)
+    for name, tensor in stored.items():
+        if ".lora_A." not in name:
+            continue
+        module = name.removeprefix("base_model.model.").partition(".lora_A.")[0]
+        product = stored[name.replace(".lora_A.", ".lora_B.")] @ tensor
+        difference = after[f"{module}.weight"] - before[f"{module}.weight"]
+        is_conv1d = architecture is GPT2 and module != "lm_head"
+        torch.testing.assert_close(product.T if is_conv1d else product, difference, rtol=1e-4, atol=1e-5)
+        # PEFT joins experts whose ranks are equal.
+        assert tensor.shape[0] == (64 if "moe" in module else min(difference.shape))
+    if architecture is GPT2:
+        assert config["bias"] == "lora_only"
+        assert "base_model.model.transformer.h.1.attn.c_attn.base_layer.bias" in stored
+        assert "base_model.model.transformer.ln_f.bias" in stored
+    result = with_adapter(base, tmp_path / "lora", tmp_path / "made")
+    for name, tensor in after.items():
+        torch.testing.assert_close(result[name], tensor, rtol=1e-4, atol=1e-5)

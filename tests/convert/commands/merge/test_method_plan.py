@@ -135,7 +135,6 @@ def test_slices_of_every_layer(models: list[Path], tmp_path: Path) -> None:
         ({"merge_method": "della"}, "the merge method della is unknown"),
         ({"modules": {}}, "modules: is not read here"),
         ({"base_model": None}, "base_model: missing"),
-        ({"tokenizer_source": "union"}, "only base is read here"),
         ({"models": [{"model": "a"}, {"model": "b", "weight": 1}]}, "not a model with its parameters"),
         ({"parameters": {"epsilon": 1}}, "ties has no parameter epsilon"),
         ({"models": [{"model": "a", "parameters": {"normalize": True}}]}, "normalize of ties is not one of a model"),

@@ -59,6 +59,8 @@ def merge(*arguments: Any) -> None:
         ({}, (2.0, 2.0)),
         ({"use_rslora": True}, (4.0, 4.0)),
         ({"alpha_pattern": {"layers.1.mlp.up_proj": 16}}, (2.0, 4.0)),
+        # A regular expression, as in PEFT.
+        ({"alpha_pattern": {".*q_proj$": 4, r"^model\.layers\.\d+\.mlp\.up_proj": 16}}, (1.0, 4.0)),
     ],
 )
 def test_products_are_scaled_and_added(config: dict[str, Any], scales: tuple[float, float], base: Path, tmp_path: Path) -> None:
@@ -85,6 +87,12 @@ def test_an_embedding_and_a_module_that_is_saved_whole(base: Path, tmp_path: Pat
     one, other = (tensors[f"{EMBEDDING}.lora_embedding_{letter}"] for letter in "AB")
     expected = values(base)[f"{EMBEDDING}.weight"] + ((other @ one).T * 2).to(dtype)
     torch.testing.assert_close(result[f"{EMBEDDING}.weight"], expected)
+    # PEFT saves an adapted embedding itself, too, under this name.
+    embedding = values(base)[f"{EMBEDDING}.weight"]
+    adapter = save(tmp_path / "other", {**tensors, f"{EMBEDDING}.base_layer.weight": embedding + 1})
+    merge(base, "--adapter", adapter, "--to", "hf", "-o", tmp_path / "again")
+    expected = (embedding + 1) + ((other @ one).T * 2).to(dtype)
+    torch.testing.assert_close(values(tmp_path / "again")[f"{EMBEDDING}.weight"], expected)
 
 
 def test_formats_and_several_adapters(base: Path, tmp_path: Path) -> None:
@@ -106,7 +114,10 @@ def test_formats_and_several_adapters(base: Path, tmp_path: Path) -> None:
     [
         ({"peft_type": "LOHA"}, "peft_type is 'LOHA'"),
         ({"use_dora": True}, "use_dora is True"),
-        ({"bias": "all"}, "bias is 'all'"),
+        ({"lora_bias": True}, "lora_bias is True"),
+        ({"init_lora_weights": "pissa_niter_4"}, "init_lora_weights is 'pissa_niter_4'"),
+        ({"alpha_pattern": {"(a+)+b": 4}}, "too many repetitions"),
+        ({"alpha_pattern": {"(a": 4}}, "not a regular expression"),
         ({"r": "four"}, "r or lora_alpha is no number"),
     ],
 )

@@ -131,7 +131,9 @@ def changed(stock: Path, tmp_path: Path, name: str, section: str, **fields: Any)
     [
         ({"layernorm_zero_centered_gamma": True}, "layernorm_zero_centered_gamma"),
         ({"multi_latent_attention": True}, "latent|q_lora_rank|rotary_scaling_factor"),
-        ({"position_embedding_type": "yarn"}, "yarn"),
+        ({"position_embedding_type": "yarn"}, "malformed: YarnScaling"),
+        ({"yarn_rotary_scaling_factor": 32.0}, "yarn_rotary_scaling_factor is 32.0"),
+        ({"activation_func_clamp_value": 7.0}, "activation_func_clamp_value is 7.0"),
         ({"softmax_scale": 0.1}, "softmax_scale"),
         (
             {"mtp_num_layers": 1},

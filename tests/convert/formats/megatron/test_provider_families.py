@@ -15,6 +15,7 @@ from lt_convert.commands import conversion
 from lt_convert.commands.conversion import Request
 from lt_shared.models.architecture import Architecture, LatentAttention
 from lt_shared.models.megatron_arguments import to_arguments
+from lt_shared.models.presets import preset
 from lt_shared.models.rope_scaling import YarnScaling
 
 SIGMOID: dict[str, Any] = {
@@ -33,10 +34,16 @@ DEEPSEEK = Architecture(
     *("run", "llama", 3, 32, 96, 4, 4, 250, 64), norm_epsilon=1e-6, latent_attention=LATENT, mtp_num_layers=1, **SIGMOID
 )
 YARN = dataclasses.replace(DEEPSEEK, rope_scaling=YarnScaling(40.0, 4096, mscale=1.0, mscale_all_dim=1.0))
+GPT_OSS = dataclasses.replace(
+    preset("gpt-oss-20b"), name="run", num_layers=2, hidden_size=32, ffn_hidden_size=48, moe_ffn_hidden_size=48, num_experts=4,
+    num_attention_heads=4, num_query_groups=2, kv_channels=8, vocab_size=250, moe_router_topk=2,
+)  # fmt: skip
 FAMILIES = {
     "glm": (GLM, "megatron.bridge.models.gpt_provider.GPTModelProvider"),
     "deepseek": (DEEPSEEK, "megatron.bridge.models.mla_provider.MLAModelProvider"),
     "deepseek-yarn": (YARN, "megatron.bridge.models.deepseek.deepseek_provider.DeepSeekV3ModelProvider"),
+    "gpt-oss": (GPT_OSS, "megatron.bridge.models.gpt_provider.GPTModelProvider"),
+    "gpt-oss-2025": (GPT_OSS, "megatron.bridge.models.gpt_oss.gpt_oss_provider.GPTOSSProvider20B"),
     "without-prediction": (dataclasses.replace(GLM, mtp_num_layers=0), "megatron.bridge.models.gpt_provider.GPTModelProvider"),
 }
 # TransformerConfig's names of arguments, and what Megatron-Bridge writes beside its fields.
@@ -50,13 +57,16 @@ def fields(architecture: Architecture, target: str) -> dict[str, Any]:
     plain = {name: value for name, value in defaults.items() if isinstance(value, bool | int | float | str | None)}
     arguments = {NAMES.get(name, name): value for name, value in to_arguments(architecture).items()}
     known = {name: list(value) if isinstance(value, tuple) else value for name, value in arguments.items() if name in defaults}
+    is_quick = arguments.get("quick_geglu")
+    activation = "megatron.core.fusions.fused_bias_geglu.quick_gelu" if is_quick else "torch.nn.functional.silu"
     return {
         **plain,
         **known,
         "_target_": target,
-        "activation_func": {"_target_": "torch.nn.functional.silu", "_call_": False},
+        "activation_func": {"_target_": activation, "_call_": False},
         "gated_linear_unit": True,
-        "position_embedding_type": "rope",
+        "position_embedding_type": arguments["position_embedding_type"],
+        **{name: value for name, value in arguments.items() if name.startswith("yarn_")},
         "rotary_base": int(architecture.rotary_base),
         "rotary_percent": architecture.rotary_percent,
         "share_embeddings_and_output_weights": architecture.tie_embeddings,

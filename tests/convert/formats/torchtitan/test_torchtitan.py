@@ -150,13 +150,6 @@ def test_another_configuration_is_refused(stock: Path, tmp_path: Path) -> None:
         convert(tmp_path / "run", "hf", tmp_path / "out")
 
 
-def test_the_other_backend_is_named(tmp_path: Path) -> None:
-    (tmp_path / "step-1").mkdir()
-    (tmp_path / "step-1" / "model_0.pt").write_bytes(b"")
-    with pytest.raises(BadData, match="torch_checkpointing backend"):
-        convert(tmp_path / "step-1", "hf", tmp_path / "out")
-
-
 def test_a_window_is_refused(write_model: Callable[..., Path], tmp_path: Path) -> None:
     windowed = write_model(tmp_path / "model", dataclasses.replace(TIED, tie_embeddings=False, sliding_window=16))
     with pytest.raises(UsageError, match="only gpt-oss has a sliding window"):

@@ -62,6 +62,10 @@ def test_what_a_watchdog_says_behind_an_error_or_a_time_out(line: str) -> None:
         ("ERROR:composer.cli.launcher:Global rank 0 (PID 208865) exited with code -11", [("killed", "unknown")]),
         ("Global rank 3 (PID 208868) exited with code 1", [("exit", "cascade")]),
         ("Global rank 3 (PID 208868) exited with code 0", []),
+        # sagemaker-python-sdk#134, and of subprocess
+        ("ValueError: Error training x: Failed Reason: AlgorithmError: Exit Code: 139", [("killed", "unknown")]),
+        ("CalledProcessError: Command 'x' returned non-zero exit status 137.", [("killed", "unknown")]),
+        ("CalledProcessError: Command 'x' returned non-zero exit status 2.", [("traceback", "cascade")]),
         # ParlAI#3084
         ("  what():  NCCL error: internal error", [("nccl-error", "unknown")]),
         # nccl-tests#166

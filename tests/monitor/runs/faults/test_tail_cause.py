@@ -172,6 +172,9 @@ def test_logs_of_ranks_are_one_job(tool: Tool, tmp_path: Path) -> None:
             ECC + "srun: error: n5: task 0: Exited with exit code 1\n",
             "",
         ),
+        # A log without ranks: the node of the only task that failed.
+        (ECC.replace("[rank3]: ", "") + "srun: error: n5: task 0: Exited with exit code 1\n", "--exclude=n5\n"),
+        (ECC.replace("[rank3]: ", "") + "srun: error: n5: tasks 0-1: Exited with exit code 1\n", ""),
         (OOM, ""),
         (STEPS, ""),
         (
@@ -182,6 +185,11 @@ def test_logs_of_ranks_are_one_job(tool: Tool, tmp_path: Path) -> None:
         # One of several, and which one is not known.
         (
             f"{WRONG} rank 1 on n4: computed step 8 twice, and the results differ: the loss; so do those of ranks 2: o\n",
+            "",
+        ),
+        (
+            f"{WRONG} rank 1 on n4: computed step 8 twice, and the results differ: the loss; so do those of ranks 2: o\n"
+            "srun: error: n4: task 1: Exited with exit code 1\n",
             "",
         ),
         (

@@ -40,6 +40,11 @@ lt-convert merge run1 --last 3 --to hf -o run1-merged --dry-run
     multiple=True,
     help="Parameter of --method by mergekit's name: t, weight, density, lambda, normalize, rescale. VALUE is YAML.",
 )
+@click.option(
+    "--tokenizer-source",
+    metavar="SOURCE",
+    help="Merge embeddings by token, into the vocabulary of SOURCE: union, base, or a model's path.",
+)
 @click.option("--adapter", "adapters", metavar="DIR", multiple=True, help="Merge a LoRA adapter of PEFT into the weights of SRC.")
 @click.option("--ema", is_flag=True, help="Merge the averages that lt-train --ema-decay keeps, in place of the weights.")
 @click.option("--config", metavar="FILE", help="Read models, method and parameters from a YAML file of mergekit.")
@@ -60,6 +65,7 @@ def merge(
     method: str | None,
     base: str | None,
     parameters: tuple[str, ...],
+    tokenizer_source: str | None,
     adapters: tuple[str, ...],
     ema: bool,
     config: str | None,
@@ -100,7 +106,7 @@ def merge(
     if config is not None and last:
         raise console.UsageError(f"--config {config} names models, method and parameters", "drop the others")
     chosen = merge_sources.chosen(sources, last) if sources else []
-    choices = merge_request.Choices(chosen, method, base, settings.parse(parameters), adapters, config, seed)
+    choices = merge_request.Choices(chosen, method, base, settings.parse(parameters), adapters, config, seed, tokenizer_source)
     request = choices.applied(request)
     if dry_run:
         with Files() as files:

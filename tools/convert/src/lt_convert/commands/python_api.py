@@ -81,6 +81,7 @@ def merge(
     method: str | None = None,
     base: Path | None = None,
     parameters: Mapping[str, Any] | None = None,
+    tokenizer_source: Path | None = None,
     adapters: Path | Iterable[Path] = (),
     config: Path | None = None,
     seed: int = 0,
@@ -100,9 +101,10 @@ def merge(
     "uniform" (the default), "linear", "minus-sqrt" or "ema=0.9".
 
     A `method` of mergekit merges models by its name, "slerp" or "ties" for instance, with the model before fine-tuning as `base`
-    and with `parameters`: numbers, lists (gradients over the layers) or filters, as in mergekit's files. `adapters` are LoRA
-    adapters of PEFT for the only source. `config` is a file of mergekit, for which `sources` is empty. `seed` is for random
-    masks. `ema` merges the averages that lt-train --ema-decay keeps.
+    and with `parameters`: numbers, lists (gradients over the layers) or filters, as in mergekit's files. With `tokenizer_source`
+    ("union", "base" or a model) vocabularies may differ. `adapters` are LoRA adapters of PEFT for the only source. `config` is a
+    file of mergekit and replaces `sources`, which are empty then. `seed` is for random masks. `ema` merges the averages that
+    lt-train --ema-decay keeps.
 
     Returns the checkpoint at `dst` with the iteration of the newest source, or of the base. Like `convert`, `merge` resumes an
     interrupted call, and changes nothing if `dst` is up to date.
@@ -131,6 +133,7 @@ def merge(
         [_place(path) for path in _paths(adapters)],
         None if config is None else os.fspath(config),
         _checked_size("seed", seed, 0) or 0,
+        None if tokenizer_source is None else os.fspath(tokenizer_source),
     )
     request = MergeRequest([], to, os.fspath(dst), weights, dtype, force, legacy_target, not no_verify, ema=ema)
     return merging.merge(choices.applied(request))

@@ -117,10 +117,15 @@ MEGATRON_LEGACY = (
 TORCHTITAN = (
     KnownFiles(
         Fate.READ,
-        rf"\.metadata|.*\.distcp|config\.json|{re.escape(checkpoint_layout.RECORD)}",
-        "`.metadata`, `*.distcp`, `run.json`, `config.json`",
+        rf"\.metadata|.*\.distcp|metadata\.pkl|model_\d+\.pt|config\.json|{re.escape(checkpoint_layout.RECORD)}",
+        "`.metadata`, `*.distcp`, or `metadata.pkl`, `model_*.pt`; `run.json`, `config.json`",
     ),
     OF_RUN,
+    KnownFiles(
+        Fate.STATE,
+        r"(optimizer|train_state|lr_scheduler|dataloader)_\d+\.pt",
+        "`optimizer_*.pt`, `train_state_*.pt`, `lr_scheduler_*.pt`, `dataloader_*.pt`",
+    ),
 )
 MEGATRON_FSDP = MEGATRON_DIST
 OLMO_CORE = (

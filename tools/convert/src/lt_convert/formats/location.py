@@ -17,7 +17,9 @@ from lt_shared.contracts import checkpoint_layout, manifest
 from lt_shared.contracts.manifest import Checkpoint, Dataset
 from lt_shared.files import ownership, storage
 
-_DEEPSPEED = re.compile(r"global_step\d+|layer_\d+-model_\d+-model_states\.pt|mp_rank_\d+_model_states\.pt")
+_DEEPSPEED = re.compile(
+    r"global_step\d+|(\w+_)?zero_pp_rank_\d+_mp_rank_\d+_\w+\.pt|layer_\d+-model_\d+-model_states\.pt|mp_rank_\d+_model_states\.pt"
+)
 # Formats that are not read: a pattern of their file names, their description, and how to make a readable checkpoint.
 _FROM_TORCH = "write safetensors with transformers: AutoModelForCausalLM.from_pretrained(DIR, dtype='auto').save_pretrained(NEW)"
 _UNREAD_FORMATS: Sequence[tuple[str, str, str]] = (
@@ -32,12 +34,26 @@ _UNREAD_FORMATS: Sequence[tuple[str, str, str]] = (
      "AutoModelForCausalLM.from_pretrained(DIR, from_flax=True).save_pretrained(NEW), with transformers 4"),
     (r"tf_model.*\.h5(\.index\.json)?|model\.ckpt.*", "TensorFlow weights, which are not read",
      "AutoModelForCausalLM.from_pretrained(DIR, from_tf=True).save_pretrained(NEW), with transformers 4"),
+    (r"pytorch_model_fsdp_\d+", "weights in shards of Accelerate's FSDP (SHARDED_STATE_DICT), which are not read",
+     "join them: accelerate merge-weights DIR/pytorch_model_fsdp_0 NEW, and put the model's config.json into NEW"),
+    (r"lit_model\.pth", "a checkpoint of LitGPT, which is not read", "litgpt convert_from_litgpt DIR NEW"),
+    (r"checkpoint_metadata\.json", "a checkpoint of nanotron, which is not read",
+     "convert it first: examples/llama/convert_nanotron_to_hf.py of nanotron"),
     (r".*\.nemo|model_weights\.ckpt|model_config\.yaml", "a checkpoint of NeMo 1, which is not read",
      "convert it first: convert_nemo1_to_nemo2.py of NeMo"),
     (r".*\.(npz|mlx)|weights(\.\d+)?\.safetensors", "MLX weights, which are not read", "use the original model"),
+    (r"(model|optimizer|train_state)_\d+\.pt", "files of torch_checkpointing without metadata.pkl", INCOMPLETE),
+    (r".*\.(mlmodel|mlpackage|tflite|keras|rkllm)|openvino_model\.(xml|bin)", "a model for devices, which is not read",
+     "use the model that it was exported from"),
     (r".*\.ckpt", "a checkpoint of PyTorch Lightning, which is not read",
      "load it in the program that wrote it, and save_pretrained the model"),
     (r".*\.(pt|pth|bin|tar)", "PyTorch files (pickles), which are not read", _FROM_TORCH),
+    (r".*\.ot", "weights of rust-bert, which are not read", "use the original model"),
+    (r".*\.pdparams", "weights of PaddlePaddle, which are not read", "export them to PyTorch with PaddleNLP"),
+    (r".*(GPTQ|AWQ|gptq|awq).*\.safetensors", "weights quantized by GPTQ or AWQ, which are not read",
+     "use the model that was quantized"),
+    (r".*\.safetensors", "safetensors under a name that transformers does not load",
+     "if they are the whole model, name the file model.safetensors, with its config.json beside it"),
     (r".*\.engine", "an engine of TensorRT, which is not read", "use the model that it was built from"),
     (r".*_CHECKPOINT_METADATA|ocdbt\..*|_METADATA", "a checkpoint of Orbax (JAX), which is not read",
      "export it to Hugging Face with the program that wrote it"),

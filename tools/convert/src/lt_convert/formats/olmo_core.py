@@ -15,7 +15,7 @@ from lt_convert.containers.dcp import METADATA
 from lt_convert.formats import OLMO_CORE, beside_model
 from lt_convert.formats.checkpoint import Source
 from lt_convert.formats.directories import OLMO_STEP, listing
-from lt_convert.tensors.source_files import INCOMPLETE, Files
+from lt_convert.tensors.source_files import INCOMPLETE, UNFINISHED, Files
 from lt_convert.tensors.tensor import Tensor
 from lt_convert.tokenizers import discovery
 from lt_convert.weights import families
@@ -84,7 +84,7 @@ def open_source(directory: str, files: Files) -> Source:
     names = listing(directory)
     for name in (FINISHED, CONFIG):
         if name not in names:
-            raise BadData(f"{directory}/{name}: missing", f"{INCOMPLETE}, or wait until OLMo-core has written it")
+            raise BadData(f"{directory}/{name}: missing", UNFINISHED)
     if METADATA not in listing(f"{directory}/{WEIGHTS}"):
         raise BadData(f"{directory}/{WEIGHTS}/{METADATA}: missing", INCOMPLETE)
     path = f"{directory}/{CONFIG}"

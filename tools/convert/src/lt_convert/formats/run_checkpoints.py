@@ -5,7 +5,7 @@ A checkpoint that is being written must not be read, and each trainer marks comp
 - lt-train renames a complete directory to its final name; `run.json` in it has the size of every other file.
 - Megatron-LM writes into the final directory from the beginning, and the iteration into `latest_checkpointed_iteration.txt` when
   all ranks have written. So a checkpoint newer than the tracker's iteration is not complete, and neither is an older one that a
-  crash left without `.metadata`, which torch writes last.
+  crash left without `.metadata`, which torch writes last, or without `metadata.json`, which megatron-core writes behind that.
 - TorchTitan writes into the final directory, and `.metadata` appears by rename when all ranks have written. Its last checkpoint
   may be in Hugging Face's format, where the index of the safetensors files is last.
 - OLMo-core writes `.metadata.json` behind the tensors, and then `config.json`, without which the model is unknown.
@@ -27,7 +27,7 @@ from lt_convert.containers import torch_archive
 from lt_convert.formats import olmo_core
 from lt_convert.formats.directories import OLMO_STEP, TORCHTITAN_STEP, listing
 from lt_convert.formats.location import is_finished_step, tracked_iteration
-from lt_convert.formats.megatron import provider_config, train_state
+from lt_convert.formats.megatron import provider_config, torch_dist, train_state
 from lt_convert.tensors.source_files import Files
 from lt_shared.console import BadData, NoInput
 from lt_shared.contracts.checkpoint_layout import COMMON, RECORD, TRACKER, RunRecord
@@ -177,7 +177,8 @@ def _is_complete(one: RunCheckpoint, tracked: int, files: Files) -> bool:
         names = listing(one.directory)
         if olmo_core.recognise(names):
             return olmo_core.is_finished(names)
-        if formats.recognise(names) is None:
+        recognised = formats.recognise(names)
+        if recognised is None or (recognised == formats.MEGATRON_DIST.name and not torch_dist.is_finished(names)):
             return False
         if RECORD in names:
             return _has_all_files(one.directory, files)

@@ -62,7 +62,7 @@ def flat(tensor: Tensor) -> Tensor:
     leading = 0
     while leading < len(tensor.shape) - 1 and tensor.shape[leading] == 1:
         leading += 1
-    return tensor.squeezed(leading)
+    return tensor.squeezed(leading) if leading else tensor
 
 
 def parts(tensor: Tensor, *others: Tensor) -> Iterator[tuple[Tensor, ...]]:

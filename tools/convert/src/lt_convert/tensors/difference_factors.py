@@ -54,8 +54,10 @@ class Difference:
             gram += block.T @ block
         squares, vectors = numpy.linalg.eigh(gram)
         del gram
-        roots = numpy.sqrt(numpy.sqrt(numpy.maximum(squares[::-1][: self.rank], 0)))
-        vectors = numpy.ascontiguousarray(vectors[:, ::-1][:, : self.rank])
+        # A rank above the side's is filled with zeros.
+        missing = max(0, self.rank - side)
+        roots = numpy.pad(numpy.sqrt(numpy.sqrt(numpy.maximum(squares[::-1][: self.rank], 0))), (0, missing))
+        vectors = numpy.pad(vectors[:, ::-1][:, : self.rank], ((0, 0), (0, missing)))
         projected = numpy.concatenate([block @ vectors for block in self._blocks(tuned, base, reader)])
         projected = numpy.divide(projected, roots, out=numpy.zeros_like(projected), where=roots > 0)
         scaled = (vectors * roots).T

@@ -54,8 +54,12 @@ class MergedTensor:
         return MERGED + self.name
 
     @property
+    def shape(self) -> tuple[int, ...]:
+        return self.sources[0].shape
+
+    @property
     def size(self) -> int:
-        return math.prod(self.sources[0].shape)
+        return math.prod(self.shape)
 
     @property
     def window(self) -> int:
@@ -68,8 +72,7 @@ class MergedTensor:
         return self.sources
 
     def tensor(self) -> Tensor:
-        shape = self.sources[0].shape
-        return tensor_in_files(self.name, self.result_dtype, shape, [((0,) * len(shape), shape, self.file, 0)])
+        return tensor_in_files(self.name, self.result_dtype, self.shape, [((0,) * len(self.shape), self.shape, self.file, 0)])
 
     def values(self, start: int, stop: int, reader: TensorReader) -> Bits:
         """The bits of values `start` to `stop`, in row-major order."""
@@ -78,7 +81,7 @@ class MergedTensor:
             if not self._is_prepared:
                 self._statistics = self.rule.statistics(lambda: self._windows(reader), self.dtype)
                 self._is_prepared = True
-        inputs = [read_values(one, start, stop, reader) for one in self.sources]
+        inputs = self._inputs(start, stop, reader)
         with numpy.errstate(over="ignore", invalid="ignore"):
             merged = self.rule.merged(inputs, start, self._statistics, self.dtype)
         return cast(merged.view(numpy.uint32), "float32", self.result_dtype, self.name)
@@ -86,7 +89,11 @@ class MergedTensor:
     def _windows(self, reader: TensorReader) -> Iterator[tuple[int, list[Values]]]:
         for start in range(0, self.size, self.window):
             stop = min(start + self.window, self.size)
-            yield start, [read_values(one, start, stop, reader) for one in self.sources]
+            yield start, self._inputs(start, stop, reader)
+
+    def _inputs(self, start: int, stop: int, reader: TensorReader) -> list[Values]:
+        """Values `start` to `stop` of every source, as float32."""
+        return [read_values(one, start, stop, reader) for one in self.sources]
 
 
 def read_values(tensor: Tensor, start: int, stop: int, reader: TensorReader) -> Values:

@@ -16,6 +16,7 @@ from lt_shared.console import BadData
 from lt_shared.files import ownership, storage
 
 INCOMPLETE = "the checkpoint is incomplete: copy it again"
+UNFINISHED = "wait until the run has saved it, or use another one; if the run has ended, the save was cut off"
 DAMAGED = "copy it again, or use another one; --no-verify takes it as it is"
 # The beginning of what git-lfs leaves in place of a file that was not downloaded, about 130 bytes.
 LFS_POINTER, LFS_POINTER_BYTES = b"version https://git-lfs.github.com/spec/", 1024

@@ -50,6 +50,32 @@ def write(files: TokenizerFiles, directory: Path, maximum_length: int, vocab_siz
     return _describe(directory, maximum_length, vocab_size)
 
 
+def load(files: TokenizerFiles) -> Any:
+    """The `tokenizers.Tokenizer` that transformers loads from the files, with the added tokens that only companions name.
+
+    Raises BadData for files that are no tokenizer.
+    """
+    from tokenizers import AddedToken, Tokenizer
+
+    path = next((path for path in (*files.files, *files.other_forms) if path.name == TOKENIZER), None)
+    if files.kind == "tokenizer.json":
+        path = files.files[0]
+    if path is None:
+        companions = {companion.name: companion for companion in files.companions}
+        configuration = _read_json(companions[CONFIGURATION]) if CONFIGURATION in companions else {}
+        tokenizer = _build(files, configuration)
+        _add_tokens(tokenizer, files.configuration(), configuration, files.directory)
+        return tokenizer
+    try:
+        tokenizer = Tokenizer.from_file(str(path))
+    except Exception as error:  # tokenizers raises nothing more specific
+        raise BadData(f"{path}: not a tokenizer: {error}") from None
+    for token in files.configuration().added_tokens:
+        if tokenizer.token_to_id(token["content"]) is None and token["content"]:
+            tokenizer.add_tokens([AddedToken(token["content"], **{flag: token[flag] for flag in FLAGS})])
+    return tokenizer
+
+
 def _build(files: TokenizerFiles, configuration: Mapping[str, Any]) -> Any:
     """The tokenizer that the files define, as the `tokenizers` library has it."""
     if files.kind == "gpt2":

@@ -1,7 +1,9 @@
 """Extract a LoRA adapter in PEFT's format: the difference of a fine-tuned model from its base, of a low rank.
 
-Linear layers get a pair of matrices. Norms and embeddings that differ are stored whole (`modules_to_save`), because a low rank
-would change them. Biases that differ have no place in the adapter, and a warning names them.
+Linear layers get a pair of matrices, and GPT-2's Conv1D the pair of its transposed weight (`fan_in_fan_out`). Norms and
+embeddings that differ are stored whole (`modules_to_save`), because a low rank would change them, and biases of linear layers as
+PEFT stores trained ones (`bias`). Other tensors have no place in the adapter, and a warning names them. Experts have a pair for
+each matrix under the names in published files: PEFT joins them for transformers 5 if all their ranks are equal.
 """
 
 import dataclasses
@@ -22,13 +24,19 @@ from lt_convert.tensors.difference_factors import Difference, FactorPayload
 from lt_convert.tensors.output_files import OutputFile, Payload, views
 from lt_convert.tensors.source_files import Files
 from lt_convert.tensors.tensor import Tensor, zeros
+from lt_convert.weights import families
+from lt_convert.weights.families import gpt2
 from lt_convert.weights.mapping import PADDING
 from lt_convert.weights.tensor_names import abbreviated
+from lt_convert.weights.weight_ops import OUTPUT_WEIGHT
 from lt_shared.console import BadData, UsageError, warn
 from lt_shared.contracts.manifest import Checkpoint, absolute
+from lt_shared.models.architecture import Architecture
 
 PEFT = "peft"
 _WEIGHT = ".weight"
+# Parts of the names of experts and routers.
+_EXPERTS = (".experts.", ".mlp.gate.", ".block_sparse_moe.gate.")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,15 +98,17 @@ def planned(request: Extraction, files: Files) -> ExtractionPlan:
         check_aliases(source, files)
     plan.check_same_model(base, tuned)
     architecture = base.model.architecture
-    if architecture.family != "llama" or architecture.num_experts:
+    is_conv1d = architecture.family == "gpt"
+    if architecture.num_experts and not _is_joined_by_peft(architecture):
         raise BadData(
-            f"{base.directory}: {architecture.family}{' with experts' if architecture.num_experts else ''}: "
-            "no adapter is extracted",
-            "mergekit-extract-lora of mergekit may read it",
+            f"{base.directory}: {architecture.model_type or architecture.family} with experts: no adapter is extracted",
+            "PEFT joins the experts of Mixtral and Qwen3-MoE alone: mergekit-extract-lora of mergekit may read it",
         )
+    embeddings = (families.family_of(architecture).embedding, gpt2.POSITIONS)
     tensors: dict[str, Tensor] = {}
     differences: dict[str, tuple[Difference, str]] = {}
     saved: list[str] = []
+    biases: list[str] = []
     lost: list[str] = []
     ranks: dict[str, int] = {}
     for name in plan.common_names(base, [tuned]):
@@ -106,21 +116,36 @@ def planned(request: Extraction, files: Files) -> ExtractionPlan:
             continue
         one, other = _of_one_dtype(tuned.tensors[name], base.tensors[name])
         module = name.removesuffix(_WEIGHT)
-        if name.endswith(_WEIGHT) and len(one.shape) == 2 and not module.endswith("embed_tokens"):
-            rank = min(request.rank, *one.shape)
+        is_matrix = name.endswith(_WEIGHT) and len(one.shape) == 2
+        if is_matrix and name not in embeddings:
+            if is_conv1d and name != OUTPUT_WEIGHT:
+                one, other = one.transposed(), other.transposed()
+            is_expert = any(part in name for part in _EXPERTS)
+            rank = request.rank if is_expert else min(request.rank, *one.shape)
             difference = Difference(one, other, rank)
             ranks[module] = rank
             for letter, shape in (("A", (rank, one.shape[1])), ("B", (one.shape[0], rank))):
                 key = f"{adapters.PREFIX}{module}.lora_{letter}.weight"
                 tensors[key], differences[key] = zeros(one.dtype, shape), (difference, letter)
         elif not _are_equal(one, other, files):
-            if not name.endswith(_WEIGHT):
+            owner, _, kind = name.rpartition(".")
+            if kind == "bias" and owner in ranks:
+                biases.append(name)
+                tensors[f"{adapters.PREFIX}{owner}{adapters.BASE_LAYER}bias"] = one
+            elif kind in ("weight", "bias"):
+                saved.append(owner)
+            else:
                 lost.append(name)
-                continue
-            tensors[f"{adapters.PREFIX}{name}"] = one
-            saved.append(module)
+    for owner in dict.fromkeys(saved):
+        # A norm is stored with its bias, or not at all.
+        for kind in ("weight", "bias"):
+            if f"{owner}.{kind}" in tuned.tensors:
+                tensors[f"{adapters.PREFIX}{owner}.{kind}"] = tuned.tensors[f"{owner}.{kind}"]
     if lost:
         warn(f"{tuned.directory}: differs from its base in what LoRA does not adapt, which is left out: {abbreviated(lost)}")
+    if architecture.tie_embeddings and embeddings[0].removesuffix(_WEIGHT) in saved:
+        warn(f"{tuned.directory}: its embedding and output layer are one and differ from its base: PEFT changes the embedding "
+             "alone, and lt-convert merge --adapter both")  # fmt: skip
     weights = file(adapters.WEIGHTS, tensors)
     segments = tuple(
         FactorPayload(segment.name, segment.tensor, *differences[segment.name])
@@ -128,11 +153,11 @@ def planned(request: Extraction, files: Files) -> ExtractionPlan:
         else segment
         for segment in weights.segments
     )
-    config = json.dumps(_config(base, ranks, saved), indent=2) + "\n"
+    config = json.dumps(_config(base, ranks, saved, bool(biases)), indent=2) + "\n"
     return ExtractionPlan([dataclasses.replace(weights, segments=segments), OutputFile(adapters.CONFIG, (config.encode(),))])
 
 
-def _config(base: Source, ranks: Mapping[str, int], saved: Sequence[str]) -> dict[str, Any]:
+def _config(base: Source, ranks: Mapping[str, int], saved: Sequence[str], has_biases: bool) -> dict[str, Any]:
     highest = max(ranks.values())
     lower = {module: rank for module, rank in ranks.items() if rank != highest}
     return {
@@ -145,12 +170,18 @@ def _config(base: Source, ranks: Mapping[str, int], saved: Sequence[str]) -> dic
         "alpha_pattern": lower,
         "target_modules": sorted({module.rpartition(".")[2] for module in ranks}),
         "modules_to_save": sorted({module.rpartition(".")[2] for module in saved}) or None,
-        "bias": "none",
-        "fan_in_fan_out": False,
+        "bias": "lora_only" if has_biases else "none",
+        "fan_in_fan_out": base.model.architecture.family == "gpt",
         "lora_dropout": 0.0,
         "use_rslora": False,
         "inference_mode": True,
     }
+
+
+def _is_joined_by_peft(architecture: Architecture) -> bool:
+    """Whether PEFT 0.21 reads adapters of single experts: Mixtral's and Qwen3-MoE's, which have experts in every layer."""
+    has_other_layers = architecture.moe_first_dense_layers or architecture.moe_shared_expert_intermediate_size
+    return not (has_other_layers or architecture.moe_router_enable_expert_bias or architecture.attention_sinks)
 
 
 def _of_one_dtype(one: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:

@@ -8,6 +8,7 @@ from lt_convert.commands.merge import mergekit_config, recipe
 from lt_convert.commands.merge.recipe import Recipe
 from lt_convert.commands.merge.settings import Settings
 from lt_convert.commands.merge.sources import Chosen
+from lt_convert.commands.merge.vocabularies import VocabularyChoice
 from lt_convert.formats import directories
 from lt_convert.formats.checkpoint import ONE_RANK, LegacyTarget
 from lt_shared.console import UsageError
@@ -48,6 +49,12 @@ class MergeRequest:
         base = self.recipe.base if self.recipe else None
         return None if base is None else _same(base, [one.path for one in self.models])
 
+    @property
+    def main(self) -> int | None:
+        """The index of the model in `models` that gives the tokenizer and the configuration; None if none is named."""
+        main = self.recipe.main if self.recipe else None
+        return self.base if main is None else _same(main, [one.path for one in self.models])
+
     def conversion(self) -> Request:
         """The request as if the newest of the checkpoints were converted alone."""
         return Request(
@@ -57,7 +64,7 @@ class MergeRequest:
 
 @dataclasses.dataclass(frozen=True)
 class Choices:
-    """What is merged: checkpoints, averaged or by a `method`; a model with `adapters`; or the models in mergekit's `config`."""
+    """The sources of a merge: checkpoints, averaged or by a `method`; a model with `adapters`; or the models in `config`."""
 
     chosen: Sequence[Chosen]
     method: str | None = None
@@ -66,22 +73,28 @@ class Choices:
     adapters: Sequence[str] = ()
     config: str | None = None
     seed: int = 0
+    tokenizer_source: str | None = None
 
     def applied(self, request: MergeRequest) -> MergeRequest:
         """Return `request` with these choices. Raises UsageError if choices exclude each other, BadConfig for a wrong file."""
         if self.config is not None:
-            if self.chosen or self.method or self.base or self.parameters or self.adapters:
+            if self.chosen or self.method or self.base or self.parameters or self.adapters or self.tokenizer_source:
                 raise UsageError(f"--config {self.config} names models, method and parameters", "drop the others")
             merge = mergekit_config.read(self.config, self.seed)
             dtype = request.dtype or merge.out_dtype
             return dataclasses.replace(request, chosen=merge.chosen, recipe=merge.recipe, layers=merge.layers, dtype=dtype)
         if not self.chosen:
             raise UsageError("no checkpoint to merge", "name at least two, or a file with --config")
-        if self.method is None and (self.base or self.parameters):
-            raise UsageError("--base and --parameter are for merges by a method", "name one, as --method ties")
+        if self.method is None and (self.base or self.parameters or self.tokenizer_source):
+            raise UsageError(
+                "--base, --parameter and --tokenizer-source are for merges by a method", "name one, as --method ties"
+            )
         made_by = None
         if self.method is not None:
-            made_by = recipe.from_options(self.method, self.chosen, self.base, self.parameters, request.dtype, self.seed)
+            vocabulary = VocabularyChoice(self.tokenizer_source) if self.tokenizer_source else None
+            made_by = recipe.from_options(
+                self.method, self.chosen, self.base, self.parameters, request.dtype, self.seed, vocabulary
+            )
         return dataclasses.replace(request, chosen=self.chosen, recipe=made_by, adapters=self.adapters)
 
 

@@ -13,10 +13,11 @@ from lt_convert.commands.merge import methods
 from lt_convert.commands.merge.recipe import Recipe
 from lt_convert.commands.merge.settings import Settings
 from lt_convert.commands.merge.sources import Chosen
+from lt_convert.commands.merge.vocabularies import UNION, TokenRule, VocabularyChoice
 from lt_shared.console import BadConfig, UsageError
 from lt_shared.files import storage, strict_yaml
 
-_KNOWN = ("models", "slices", "merge_method", "base_model", "dtype", "out_dtype", "parameters", "tokenizer_source")
+_KNOWN = ("models", "slices", "merge_method", "base_model", "dtype", "out_dtype", "parameters", "tokenizer_source", "tokenizer")
 _DTYPES = {name: name for name in ("float32", "bfloat16", "float16")}
 
 
@@ -41,25 +42,25 @@ def read(path: str, seed: int = 0) -> MergekitConfig:
     unknown = next((name for name in document if name not in _KNOWN), None)
     if unknown is not None:
         raise BadConfig(f"{path}: {unknown}: is not read here", f"known keys are {', '.join(_KNOWN)}")
-    if document.get("tokenizer_source") not in (None, "base"):
-        raise BadConfig(
-            f"{path}: tokenizer_source: {document['tokenizer_source']}: only base is read here",
-            "set it to base: the result then has the base model's vocabulary",
-        )
     try:
         method = methods.of_name(str(document["merge_method"]))
         entries, slice_settings, layers = _entries(document, path)
         base = document.get("base_model")
         if method.has_base and base is None:
             raise BadConfig(f"{path}: base_model: missing: {method.name} needs one", "name the base model")
+        base = None if base is None else _place(base, "base_model", path)
+        if not method.has_base and base is not None and base not in [place for place, _ in entries]:
+            raise BadConfig(f"{path}: base_model: {method.name} has none, and merges {base} like the others", "list it in models")
         settings = _mapping(document, "parameters", path)
         recipe = Recipe(
             method,
-            None if base is None or not method.has_base else _place(base, "base_model", path),
+            base if method.has_base else None,
             {**settings, **slice_settings},
             [settings for _, settings in entries],
             _dtype(document, "dtype", path),
             seed,
+            _vocabulary(document, path),
+            None if method.has_base else base,
         )
     except UsageError as error:
         raise BadConfig(f"{path}: {error}", error.hint) from None
@@ -102,6 +103,49 @@ def _entry(entry: Any, keys: set[str], path: str) -> tuple[str, Settings]:
     if not isinstance(entry, Mapping) or "model" not in entry or set(entry) - keys:
         raise BadConfig(f"{path}: {entry!r}: not a model with its parameters", f"known keys are {', '.join(sorted(keys))}")
     return _place(entry["model"], "model", path), _mapping(entry, "parameters", path)
+
+
+def _vocabulary(document: Mapping[str, Any], path: str) -> VocabularyChoice | None:
+    """The vocabulary of the result: `tokenizer_source`, or `tokenizer` with rules for tokens."""
+    source, tokenizer = document.get("tokenizer_source"), document.get("tokenizer")
+    if source is not None and tokenizer is not None:
+        raise BadConfig(f"{path}: tokenizer_source and tokenizer are both there", "leave one of them out")
+    if tokenizer is None:
+        return None if source is None else VocabularyChoice(_place(source, "tokenizer_source", path))
+    _check_keys(tokenizer, ("source", "tokens", "pad_to_multiple_of"), f"{path}: tokenizer")
+    multiple = tokenizer.get("pad_to_multiple_of")
+    if multiple is not None and (type(multiple) is not int or multiple < 1):
+        raise BadConfig(f"{path}: pad_to_multiple_of is {multiple!r}", "it is a number of rows, as 64")
+    tokens = tokenizer.get("tokens") or {}
+    if not isinstance(tokens, Mapping):
+        raise BadConfig(f"{path}: tokenizer: tokens: not a mapping of tokens to sources")
+    rules = {str(token): _token_rule(str(token), entry, path) for token, entry in tokens.items()}
+    return VocabularyChoice(_place(tokenizer.get("source", UNION), "tokenizer: source", path), rules, multiple or 1)
+
+
+def _token_rule(token: str, entry: Any, path: str) -> TokenRule:
+    origin = f"{path}: tokenizer: {token!r}"
+    _check_keys(entry, ("source", "force"), origin)
+    source, force = entry.get("source"), entry.get("force", False)
+    if type(force) is not bool:
+        raise BadConfig(f"{origin}: force is {force!r}", "it is true or false")
+    if not isinstance(source, Mapping) or "kind" not in source:
+        return TokenRule(_place(source, f"tokenizer: {token!r}: source", path), force=force)
+    if source["kind"] == "zero" and len(source) == 1:
+        return TokenRule(None, force=force)
+    _check_keys(source, ("kind", "model", "token", "token_id"), origin)
+    text, number = source.get("token"), source.get("token_id")
+    is_token = (isinstance(text, str) and number is None) or (text is None and type(number) is int)
+    if source["kind"] != "model_token" or not is_token:
+        raise BadConfig(
+            f"{origin}: {source!r} is no source", "it is {kind: zero}, or {kind: model_token, model, token or token_id}"
+        )
+    return TokenRule(_place(source.get("model"), f"tokenizer: {token!r}: model", path), text, number, force)
+
+
+def _check_keys(mapping: Any, keys: Sequence[str], origin: str) -> None:
+    if not isinstance(mapping, Mapping) or set(mapping) - set(keys):
+        raise BadConfig(f"{origin}: {mapping!r:.80} is not read here", f"known keys are {', '.join(keys)}")
 
 
 def _place(model: Any, field: str, path: str) -> str:

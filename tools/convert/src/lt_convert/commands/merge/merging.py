@@ -8,7 +8,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from lt_convert.commands import conversion
-from lt_convert.commands.merge import method_plan, plan, sources, weights
+from lt_convert.commands.merge import method_plan, plan, sources, vocabularies, weights
 from lt_convert.commands.merge.merge_request import MergeRequest
 from lt_convert.commands.merge.plan import MergePlan, Part
 from lt_convert.commands.merge.sources import Chosen
@@ -45,6 +45,9 @@ def merge(request: MergeRequest) -> Checkpoint:
             **({"adapters": [absolute(path) for path in request.adapters]} if request.adapters else {}),
         }
         read = [*located, *((directories.normalized(path), HUGGINGFACE.name) for path in request.adapters)]
+        vocabulary = request.recipe and request.recipe.vocabulary
+        if vocabulary and vocabulary.model is not None:
+            read.append(location.locate(vocabulary.model, files))
         fingerprint = [one for path, name in read for one in result.fingerprint(path, name, request.destination)]
         destination = Result(request.to, request.destination, request.force, options, fingerprint)
         finished = destination.finished()
@@ -117,7 +120,7 @@ def _planned(
     parts = [_part(directory, share, files, request.ema) for (directory, _), share in zip(located, shares, strict=True)]
     if request.schedule not in (None, *weights.MEANS):
         sources.check_order([part.iteration for part in parts], [part.source.directory for part in parts])
-    newest = parts[request.base or 0] if request.recipe else plan.newest_of(parts)
+    newest = parts[request.main or 0] if request.recipe else plan.newest_of(parts)
     if FORMATS[request.to].warns_of_arguments:
         megatron_args.warn_of_absent(newest.source.model.architecture, newest.source.directory)
     if request.adapters:
@@ -134,7 +137,8 @@ def _planned(
     recipe = dataclasses.replace(
         request.recipe, model_settings=[*request.recipe.model_settings, *[{}] * (len(parts) - len(request.chosen))]
     )
-    return method_plan.plan_by(recipe, parts, request.base, request.conversion())
+    vocabulary = vocabularies.merged(recipe.vocabulary, parts, request.main, files) if recipe.vocabulary else None
+    return method_plan.plan_by(recipe, parts, request.base, newest, request.conversion(), vocabulary)
 
 
 def _part(directory: str, weight: float | None, files: Files, ema: bool) -> Part:

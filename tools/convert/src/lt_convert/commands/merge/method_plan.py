@@ -10,11 +10,12 @@ import re
 from collections.abc import Mapping, Sequence
 
 from lt_convert.commands.conversion import Plan, Request
-from lt_convert.commands.merge import plan
+from lt_convert.commands.merge import plan, vocabularies
 from lt_convert.commands.merge.methods import TensorCase
 from lt_convert.commands.merge.plan import MergePlan, Part
 from lt_convert.commands.merge.recipe import Recipe
 from lt_convert.commands.merge.settings import resolve
+from lt_convert.commands.merge.vocabularies import MergedVocabulary
 from lt_convert.formats import FORMATS
 from lt_convert.formats.checkpoint import Target
 from lt_convert.formats.huggingface.adapters import Adapter
@@ -22,6 +23,7 @@ from lt_convert.tensors.adapted import AdaptedTensor
 from lt_convert.tensors.merge_rules import Linear, Rule
 from lt_convert.tensors.merged import MergedPayload, MergedTensor
 from lt_convert.tensors.output_files import OutputFile, Payload
+from lt_convert.tensors.vocabulary_rows import AlignedTensor
 from lt_convert.weights import families
 from lt_convert.weights.mapping import PADDING, is_balancing_bias
 from lt_shared.console import UsageError
@@ -29,8 +31,19 @@ from lt_shared.console import UsageError
 _LAYER = re.compile(r"\.(\d+)\.")
 
 
-def plan_by(recipe: Recipe, parts: Sequence[Part], base: int | None, request: Request) -> MergePlan:
+def plan_by(
+    recipe: Recipe,
+    parts: Sequence[Part],
+    base: int | None,
+    first: Part,
+    request: Request,
+    vocabulary: MergedVocabulary | None = None,
+) -> MergePlan:
     """Check that the parts fit together, and plan the merge. `base` is the index of the base model in `parts`.
+
+    Everything but the tensors comes from the part `first`.
+
+    With a `vocabulary`, the parts' embeddings and output layers are merged by token.
 
     Raises BadData for parts of other architectures, tokenizers or tensors, UsageError for a number of models or a parameter that
     the method does not take, and for dtypes that differ if none was chosen.
@@ -40,10 +53,14 @@ def plan_by(recipe: Recipe, parts: Sequence[Part], base: int | None, request: Re
         raise UsageError(
             f"{recipe.method.name} merges {recipe.method.models + 1} models, its base among them: {len(parts)} are named"
         )
-    first = parts[0 if base is None else base]
     for part in parts:
-        plan.check_same_model(first.source, part.source)
-    names = [name for name in plan.common_names(first.source, [part.source for part in parts]) if not name.startswith(PADDING)]
+        plan.check_same_model(first.source, part.source, vocabulary is not None)
+    by_token = vocabularies.names(first.source.model.architecture) if vocabulary else ()
+    names = [
+        name
+        for name in plan.common_names(first.source, [part.source for part in parts], by_token)
+        if not name.startswith(PADDING)
+    ]
     order = models if base is None else [base, *models]
     layers = first.source.model.architecture.num_layers
     merged: dict[str, MergedTensor] = {}
@@ -51,11 +68,18 @@ def plan_by(recipe: Recipe, parts: Sequence[Part], base: int | None, request: Re
         dtype = "float32" if is_balancing_bias(name) else plan.dtype_of(name, parts, first, recipe.dtype)
         sources = tuple(parts[index].source.tensors[name].cast(dtype) for index in order)
         result_dtype = dtype if is_balancing_bias(name) else request.dtype or dtype
-        tensor = MergedTensor(
-            name, _rule(recipe, name, math.prod(sources[0].shape), models, layers), sources, dtype, result_dtype
-        )
+        if vocabulary and name in by_token:
+            size = vocabulary.size * sources[0].shape[1]
+            rule = _rule(recipe, name, size, models, layers)
+            rows = tuple(vocabulary.rows[index] for index in order)
+            tensor: MergedTensor = AlignedTensor(
+                name, rule, sources, dtype, result_dtype, rows=rows, order=tuple(order), padding=vocabulary.padding
+            )
+        else:
+            rule = _rule(recipe, name, math.prod(sources[0].shape), models, layers)
+            tensor = MergedTensor(name, rule, sources, dtype, result_dtype)
         merged[tensor.file] = tensor
-    return _planned(recipe.method.name, first, parts, merged, request)
+    return _planned(recipe.method.name, first, parts, merged, request, vocabulary)
 
 
 def plan_adapted(part: Part, adapters: Sequence[Adapter], request: Request) -> MergePlan:
@@ -74,9 +98,17 @@ def plan_adapted(part: Part, adapters: Sequence[Adapter], request: Request) -> M
     return _planned("sum", part, [part], merged, request)
 
 
-def _planned(method: str, first: Part, parts: Sequence[Part], merged: Mapping[str, MergedTensor], request: Request) -> MergePlan:
-    """The plan of `merged` tensors in the target format, with everything else from the part `first`."""
+def _planned(
+    method: str,
+    first: Part,
+    parts: Sequence[Part],
+    merged: Mapping[str, MergedTensor],
+    request: Request,
+    vocabulary: MergedVocabulary | None = None,
+) -> MergePlan:
+    """The plan of `merged` tensors in the target format, with everything else from the part `first` or the `vocabulary`."""
     source = dataclasses.replace(plan.common(first.source, parts), tensors={one.name: one.tensor() for one in merged.values()})
+    source = vocabulary.applied(source) if vocabulary else source
     target_format = FORMATS[request.to]
     files = target_format.outputs(Target(source, source.tensors, request.destination, request.legacy_target))
     family = families.family_of(source.model.architecture)

@@ -100,18 +100,29 @@ def plan(parts: Sequence[Part], request: Request) -> MergePlan:
     return MergePlan(Plan(result, request, tuple(files), operations), tuple(parts), averaged, "average", newest)
 
 
-def check_same_model(one: Source, other: Source) -> None:
+# Fields that may differ if models are merged by token.
+OF_VOCABULARY = ("vocab_size", "tokenizer")
+
+
+def check_same_model(one: Source, other: Source, by_token: bool = False) -> None:
+    """Raise BadData for another model. `by_token` says that vocabularies may differ."""
     for difference in checkpoint_comparison.configuration_differences(one, other):
+        field = difference["field"]
+        if by_token and field in OF_VOCABULARY:
+            continue
         raise BadData(
-            f"{other.directory}: {difference['field']} is {difference['b']}, in {one.directory} {difference['a']}",
-            "only checkpoints of one model can be merged",
+            f"{other.directory}: {field} is {difference['b']}, in {one.directory} {difference['a']}",
+            "merge them by token, as --method linear --tokenizer-source union"
+            if field in OF_VOCABULARY
+            else "only checkpoints of one model can be merged",
         )
 
 
-def common_names(newest: Source, sources: Sequence[Source]) -> list[str]:
+def common_names(newest: Source, sources: Sequence[Source], by_token: Sequence[str] = ()) -> list[str]:
     """The canonical tensors that are averaged, in the order of the newest source.
 
-    The padding rows of the vocabulary, which no token uses, are left out where they differ in number.
+    The padding rows of the vocabulary, which no token uses, are left out where they differ in number. Tensors in `by_token` may
+    differ in their rows.
     """
     shapes = [{name: tensor.shape for name, tensor in source.tensors.items()} for source in (newest, *sources)]
     has_same_padding = all(_padding(shape_by_name) == _padding(shapes[0]) for shape_by_name in shapes)
@@ -119,7 +130,8 @@ def common_names(newest: Source, sources: Sequence[Source]) -> list[str]:
     for source in sources:
         for name in names:
             tensor = source.tensors.get(name)
-            if tensor is None or tensor.shape != newest.tensors[name].shape:
+            first = 1 if name in by_token else 0
+            if tensor is None or tensor.shape[first:] != newest.tensors[name].shape[first:]:
                 differing = "missing" if tensor is None else f"is {list(tensor.shape)}"
                 raise BadData(
                     f"{source.directory}: {name}: {differing}, in {newest.directory} {list(newest.tensors[name].shape)}"

@@ -8,6 +8,7 @@ from lt_convert.commands.merge import methods
 from lt_convert.commands.merge.methods import Method
 from lt_convert.commands.merge.settings import Settings
 from lt_convert.commands.merge.sources import Chosen
+from lt_convert.commands.merge.vocabularies import VocabularyChoice
 from lt_shared.console import UsageError
 
 
@@ -15,8 +16,9 @@ from lt_shared.console import UsageError
 class Recipe:
     """`settings` hold for all models; `model_settings` has a mapping per model, in their order.
 
-    `base` is the path of the base model, None for a method without one. `dtype` is the dtype of the
-    computation, by default the models' own; `seed` is for random masks.
+    `base` is the path of the base model, None for a method without one. `dtype` is the dtype of the computation, by default the
+    models' own; `seed` is for random masks. `vocabulary` says that models are merged by token. `main` is the model that gives
+    the tokenizer and the configuration if there is no base, by default the first.
     """
 
     method: Method
@@ -25,6 +27,8 @@ class Recipe:
     model_settings: Sequence[Settings]
     dtype: str | None = None
     seed: int = 0
+    vocabulary: VocabularyChoice | None = None
+    main: str | None = None
 
     def __post_init__(self) -> None:
         for settings in (self.settings, *self.model_settings):
@@ -45,6 +49,9 @@ class Recipe:
             "model_parameters": [dict(settings) for settings in self.model_settings],
             "compute_dtype": self.dtype,
             "seed": self.seed,
+            # Records of merges by row are as they were before merges by token.
+            **({"vocabulary": self.vocabulary.to_options()} if self.vocabulary else {}),
+            **({"main": self.main} if self.main else {}),
         }
 
     def weight(self, model: int) -> float | None:
@@ -54,7 +61,13 @@ class Recipe:
 
 
 def from_options(
-    method: str, chosen: Sequence[Chosen], base: str | None, settings: Settings, dtype: str | None, seed: int
+    method: str,
+    chosen: Sequence[Chosen],
+    base: str | None,
+    settings: Settings,
+    dtype: str | None,
+    seed: int,
+    vocabulary: VocabularyChoice | None = None,
 ) -> Recipe:
     """The recipe of a command line; weights of the models are in `chosen`. SLERP starts from the first model if no base is named.
 
@@ -70,6 +83,5 @@ def from_options(
     weighted = next((one for one in chosen if one.weight is not None), None)
     if weighted and methods.WEIGHT not in chosen_method.of_model:
         raise UsageError(f"{weighted.path}={weighted.weight:g}: --method {method} has no weights", "it has --parameter t=0.5")
-    return Recipe(
-        chosen_method, base, settings, [{} if one.weight is None else {methods.WEIGHT: one.weight} for one in chosen], dtype, seed
-    )
+    model_settings = [{} if one.weight is None else {methods.WEIGHT: one.weight} for one in chosen]
+    return Recipe(chosen_method, base, settings, model_settings, dtype, seed, vocabulary)

@@ -15,7 +15,8 @@ from lt_convert.formats.huggingface.safetensors_files import read_file
 from lt_convert.tensors.adapted import LowRank
 from lt_convert.tensors.source_files import Files
 from lt_convert.tensors.tensor import CASTABLE, Tensor
-from lt_shared.console import BadData
+from lt_convert.weights.weight_ops import OUTPUT_WEIGHT
+from lt_shared.console import BadData, warn
 from lt_shared.files import strict_json
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
@@ -25,7 +26,8 @@ _FACTOR = re.compile(r"(?P<module>.+)\.lora_(?P<embedding>embedding_)?(?P<letter
 _VARIANTS: Mapping[str, tuple[Any, ...]] = {
     "use_dora": (False, None),
     "lora_bias": (False, None),
-    "bias": ("none", None),
+    # Biases are whole tensors of the adapter, as modules_to_save.
+    "bias": ("none", None, "all", "lora_only"),
     "layer_replication": (None,),
     "trainable_token_indices": (None,),
     "target_parameters": (None, []),
@@ -34,7 +36,15 @@ _VARIANTS: Mapping[str, tuple[Any, ...]] = {
     "alora_invocation_tokens": (None,),
     "arrow_config": (None,),
     "kasa_config": (None,),
+    "monteclora_config": (None,),
 }
+# Ways to initialise the factors that leave the model's weights as they are. With all others (PiSSA, OLoRA, CorDA, LoftQ ...) PEFT
+# changes the weights again whenever it loads the adapter.
+_INITIALISED = (True, False, None, "gaussian", "eva", "orthogonal")
+# An adapted embedding is saved with the embedding itself, which is under this name in PEFT's model.
+BASE_LAYER = ".base_layer."
+# A pattern of PEFT is a regular expression. Repeated groups and many repetitions can take hours to match; no module needs them.
+_REPEATED_GROUP, _REPETITION, _MAXIMUM_REPETITIONS = re.compile(r"\)[*+?{]"), re.compile(r"[*+{]"), 3
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,7 +57,12 @@ class Adapter:
     base: str
 
     def check(self, tensors: Mapping[str, Tensor], origin: str) -> None:
-        """Raises BadData unless every tensor of the adapter fits one of the model's `tensors`."""
+        """Raises BadData unless every tensor of the adapter fits one of the model's `tensors`.
+
+        Warns of an adapted embedding that is the output layer, too: PEFT adapts the embedding alone until it merges.
+        """
+        if any(update.is_embedding for update in self.updates.values()) and OUTPUT_WEIGHT not in tensors:
+            warn(f"{self.directory}: adapts the embedding, which is the output layer of {origin}, too: as in PEFT, both change")
         named = f"its file names {self.base}" if self.base else "its file names no base"
         for name in (*self.updates, *self.replaced):
             if name not in tensors:
@@ -86,6 +101,12 @@ def read(path: str, files: Files) -> Adapter:
     for field, neutral in _VARIANTS.items():
         if config.get(field) not in neutral:
             raise BadData(f"{config_path}: {field} is {config[field]!r}", "only plain LoRA is merged here: merge it with PEFT")
+    if config.get("init_lora_weights", True) not in _INITIALISED:
+        raise BadData(
+            f"{config_path}: init_lora_weights is {config['init_lora_weights']!r}: PEFT changes the model's weights with it",
+            "save the adapter with path_initial_model_for_weight_conversion, or merge it with PEFT",
+        )
+    patterns = {key: _pattern(key, config_path) for key in alphas}
     factors: dict[str, dict[str, Tensor]] = {}
     embeddings: set[str] = set()
     replaced: dict[str, Tensor] = {}
@@ -96,7 +117,7 @@ def read(path: str, files: Files) -> Adapter:
         if match is None:
             if "lora_" in name or not name.startswith(PREFIX):
                 raise BadData(f"{directory}/{WEIGHTS}: {name}: not a tensor of plain LoRA", "merge it with PEFT")
-            replaced[name.removeprefix(PREFIX)] = tensor
+            replaced[name.removeprefix(PREFIX).replace(BASE_LAYER, ".")] = tensor
             continue
         factors.setdefault(match["module"], {})[match["letter"]] = tensor.cast("float32")
         if match["embedding"]:
@@ -111,9 +132,20 @@ def read(path: str, files: Files) -> Adapter:
             shapes = ", ".join(f"lora_{letter} {list(one.shape)}" for letter, one in sorted(pair.items()))
             raise BadData(f"{directory}/{WEIGHTS}: {module}: {shapes}: not two matrices of one rank", "copy the adapter again")
         stored_rank = pair["A"].shape[0]
-        module_alpha = next((alphas[key] for key in alphas if re.fullmatch(rf"(.*\.)?({re.escape(key)})", module)), alpha)
+        module_alpha = next((alphas[key] for key, pattern in patterns.items() if pattern.match(module)), alpha)
         scale = module_alpha / (math.sqrt(stored_rank) if config.get("use_rslora") else stored_rank)
-        is_transposed = module in embeddings or config.get("fan_in_fan_out")
+        # PEFT has fan_in_fan_out for Conv1D alone: an output layer of GPT is none.
+        is_transposed = module in embeddings or (config.get("fan_in_fan_out") and not module.endswith("lm_head"))
         outer, inner = (pair["A"].transposed(), pair["B"].transposed()) if is_transposed else (pair["B"], pair["A"])
         updates[f"{module}.weight"] = LowRank(outer, inner, scale, module in embeddings)
     return Adapter(directory, updates, replaced, str(config.get("base_model_name_or_path") or ""))
+
+
+def _pattern(key: str, config_path: str) -> re.Pattern[str]:
+    """Compile a key of alpha_pattern as PEFT does. Raises BadData for an expression that may take too long to match."""
+    if _REPEATED_GROUP.search(key) or len(_REPETITION.findall(key)) > _MAXIMUM_REPETITIONS:
+        raise BadData(f"{config_path}: alpha_pattern: {key!r:.80}: too many repetitions", "name the modules instead")
+    try:
+        return re.compile(rf"(.*\.)?({key})$")
+    except re.error as error:
+        raise BadData(f"{config_path}: alpha_pattern: {key!r:.80}: not a regular expression: {error}") from None

@@ -17,7 +17,7 @@ from lt_convert.formats.adamw_state import MOMENTS
 from lt_convert.formats.checkpoint import OptimizerState, Source
 from lt_convert.formats.directories import listing
 from lt_convert.formats.megatron import megatron_args, optimizer_state, provider_config, train_state
-from lt_convert.tensors.source_files import Files
+from lt_convert.tensors.source_files import UNFINISHED, Files
 from lt_convert.tensors.tensor import Tensor, concatenate
 from lt_convert.tokenizers import discovery
 from lt_convert.weights import families
@@ -46,6 +46,8 @@ def open_source(directory: str, files: Files) -> Source:
     names = listing(directory)
     contents = dcp.read(directory, files)
     tensors = _named({match["name"]: key for key in contents.entries if (match := _MODEL.fullmatch(key))}, contents)
+    if EMBEDDING in contents.entries:
+        raise BadData(f"{directory}/{checkpoint_layout.CONFIGURATION}: missing: Megatron writes it last", UNFINISHED)
     if EMBEDDING not in tensors:
         raise BadData(f"{directory}: has no {EMBEDDING}: not a checkpoint of megatron-core's GPTModel")
     provided = provider_config.read(directory, files)

@@ -35,17 +35,19 @@ SCALING = {
 }
 # Fields that are read from Megatron-LM's arguments alone: no family of these two programs that is read here sets them. Fields
 # that no format has are in lt_shared's `known_fields`.
-UNSUPPORTED = (
-    *("activation_func_clamp_value", "glu_linear_offset", "layernorm_zero_centered_gamma", "softmax_scale"),
-    "yarn_rotary_scaling_factor",
-)
-POSITIONS = ("rope", "learned_absolute")
+UNSUPPORTED = ("layernorm_zero_centered_gamma", "softmax_scale")
+# Fields of gpt-oss, which mean nothing without its activation or without its positions.
+_OF_ACTIVATION, _OF_YARN = ("activation_func_clamp_value", "glu_linear_offset"), ("yarn_rotary_scaling_factor",)
+_ROTARY = ("rope", "yarn")
+POSITIONS = (*_ROTARY, "learned_absolute")
 _FAMILIES = re.compile(r"GPT|Llama|Mistral|Mixtral|Qwen|MLA|DeepSeek|Kimi|Moonlight|GLM")
 _OTHERS = re.compile(
-    r"Llama4|OSS|VL|\d\dV|ASR|Classification|Vision|Audio|Omni|Next|Embed|Reranker|Nemotron|Hybrid|Mamba|Bidirectional|Heterogeneous|GLM5|DSA|KimiK3|V32|V4"
+    r"Llama4|VL|\d\dV|ASR|Classification|Vision|Audio|Omni|Next|Embed|Reranker|Nemotron|Hybrid|Mamba|Bidirectional|Heterogeneous|GLM5|DSA|KimiK3|V32|V4"
 )
 # Modules of the programs that write these files: a class from elsewhere may compute another model from the same fields.
 _MODULES = ("megatron.bridge.", "megatron.core.", "nemo.collections.llm.")
+# The function of gpt-oss: GELU approximated by a sigmoid.
+_QUICK = "quick_gelu"
 _NUMBER = re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+")
 
 
@@ -80,6 +82,10 @@ def _arguments(fields: Mapping[str, Any], path: str) -> dict[str, Any]:
         # With muP, megatron-core writes the scale that it has computed.
         if merged.get(name) and not (name == "softmax_scale" and merged.get("use_mup")):
             raise BadData(f"{path}: {name} is {merged[name]!r:.80}, which no other format supports")
+    is_quick, is_yarn = _function(merged) == _QUICK, merged.get("position_embedding_type") == "yarn"
+    for name in (*(() if is_quick else _OF_ACTIVATION), *(() if is_yarn else _OF_YARN)):
+        if merged.get(name):
+            raise BadData(f"{path}: {name} is {merged[name]!r:.80}, which no other format supports")
     if merged.get("position_embedding_type") not in POSITIONS:
         raise BadData(f"{path}: position_embedding_type is {merged.get('position_embedding_type')!r:.80}, known are {POSITIONS}")
     for name, value in merged.items():
@@ -111,14 +117,14 @@ def _check_class(target: str, path: str) -> None:
     if not _FAMILIES.search(name) or _OTHERS.search(name):
         raise BadData(
             f"{path}: the model is a {target or 'class without a name'}, not one of "
-            "GPT, Llama, Mistral, Mixtral, Qwen, DeepSeek, Kimi and GLM",
+            "GPT, gpt-oss, Llama, Mistral, Mixtral, Qwen, DeepSeek, Kimi and GLM",
             "export it to Hugging Face with the program that wrote it",
         )
 
 
 def _positions(arguments: Mapping[str, Any]) -> Any:
     """Learned positions are as many as a sequence has tokens; some classes keep a rotary model's own number beside that."""
-    is_rotary = arguments.get("position_embedding_type") == "rope"
+    is_rotary = arguments.get("position_embedding_type") in _ROTARY
     return (arguments.get("max_position_embeddings") if is_rotary else None) or arguments["seq_length"]
 
 
@@ -127,17 +133,23 @@ def _number(value: Any) -> Any:
     return float(value) if isinstance(value, str) and _NUMBER.fullmatch(value) else value
 
 
+def _function(fields: Mapping[str, Any]) -> str:
+    activation = fields.get("activation_func")
+    return str(activation.get("_target_") if isinstance(activation, dict) else activation).rpartition(".")[2]
+
+
 def _activation(fields: Mapping[str, Any], path: str) -> dict[str, Any]:
     """Return the arguments for `activation_func`, which is the name of a function or an object that holds it."""
-    activation = fields.get("activation_func")
-    function = str(activation.get("_target_") if isinstance(activation, dict) else activation).rpartition(".")[2]
+    activation, function = fields.get("activation_func"), _function(fields)
     gated = bool(fields.get("gated_linear_unit"))
+    if gated and function == _QUICK:
+        return {"swiglu": False, "quick_geglu": True}
     if gated and function in ("silu", "swish"):
         return {"swiglu": True}
     if not gated and function in ("gelu", "openai_gelu", "fast_gelu", "gelu_tanh"):
         is_tanh = function != "gelu" or (isinstance(activation, dict) and activation.get("approximate") == "tanh")
         return {"swiglu": False, "openai_gelu": is_tanh}
-    raise BadData(f"{path}: activation_func is {function}{' with gates' if gated else ''}, known are SwiGLU and GELU")
+    raise BadData(f"{path}: activation_func is {function}{' with gates' if gated else ''}, known are SwiGLU, gpt-oss's and GELU")
 
 
 def _rope_scaling(fields: Mapping[str, Any]) -> dict[str, Any]:

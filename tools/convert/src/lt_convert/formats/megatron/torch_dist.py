@@ -24,7 +24,7 @@ from lt_convert.formats.megatron import (
 )
 from lt_convert.formats.megatron.stacked_layers import EMBEDDING
 from lt_convert.tensors.output_files import OutputFile
-from lt_convert.tensors.source_files import INCOMPLETE, Files
+from lt_convert.tensors.source_files import INCOMPLETE, UNFINISHED, Files
 from lt_convert.tensors.tensor import Tensor
 from lt_convert.tokenizers import discovery
 from lt_convert.weights import families
@@ -52,12 +52,18 @@ def recognise(names: Sequence[str]) -> bool:
     return METADATA in names and (CONFIGURATION_FILE in names or COMMON in names)
 
 
+def is_finished(names: Sequence[str]) -> bool:
+    """Return whether a checkpoint with these names has the file that megatron-core writes behind all others."""
+    return CONFIGURATION_FILE in names
+
+
 def open_source(directory: str, files: Files) -> Source:
     """Raises BadData for anything malformed, and for models of a family that is not known here."""
     names = listing(directory)
-    if CONFIGURATION_FILE in names:
-        path = f"{directory}/{CONFIGURATION_FILE}"
-        checkpoint_layout.check_configuration(files.read(path, 0, files.size_bytes(path)), path)
+    path = f"{directory}/{CONFIGURATION_FILE}"
+    if not is_finished(names):
+        raise BadData(f"{path}: missing: Megatron writes it last", UNFINISHED)
+    checkpoint_layout.check_configuration(files.read(path, 0, files.size_bytes(path)), path)
     saved = _record(directory, names, files)
     contents = dcp.read(directory, files)
     tensors = model_tensors(contents)

@@ -8,11 +8,11 @@ shapes: Llama 3 8B and 3.1 8B have the same, and TorchTitan's own 1B has another
 import dataclasses
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from lt_convert import formats
-from lt_convert.containers import dcp
+from lt_convert.containers import dcp, torch_checkpointing
 from lt_convert.containers.dcp import METADATA, Contents, Entry
 from lt_convert.formats import adamw_state, beside_model, range_checksums
 from lt_convert.formats.checkpoint import Source, Target
@@ -46,7 +46,6 @@ EPSILON = 1e-5
 # Until the spring of 2025 the model's keys began with this.
 _MODEL_PREFIX = "model."
 _STATE = re.compile(r"(optimizer|lr_scheduler|dataloader|train_state)(\.|$).*")
-_OTHER_BACKEND = re.compile(r"model_\d+\.pt")
 # Checkpoints before 0.3 have wq, wk and wv in `attention` itself, and experts in `moe`.
 _BIAS = re.compile(r".*\.moe\.expert_bias(_E)?")
 # Other programs that write DCP checkpoints, by the names of their tensors, with the remedy.
@@ -67,26 +66,19 @@ _SINCE_2026 = re.compile(r".*\.(qkv_linear|routed_experts)\..*")
 
 def recognise(names: Sequence[str]) -> bool:
     # Megatron's torch_dist has a `.metadata`, too, with metadata.json or common.pt beside it.
-    return (METADATA in names and "metadata.json" not in names and COMMON not in names) or any(
-        _OTHER_BACKEND.fullmatch(name) for name in names
-    )
+    return (METADATA in names and "metadata.json" not in names and COMMON not in names) or torch_checkpointing.recognise(names)
 
 
 def open_source(directory: str, files: Files) -> Source:
     """Raises BadData for anything malformed, and when no model configuration is found for the checkpoint."""
     names = listing(directory)
-    if METADATA not in names:
-        raise BadData(
-            f"{directory}: written by TorchTitan's torch_checkpointing backend, which has no fixed format yet",
-            "save it with the default backend (--checkpoint dcp)",
-        )
-    contents = dcp.read(directory, files)
-    tensors = model_tensors(contents)
+    contents = dcp.read(directory, files) if METADATA in names else None
+    tensors = model_tensors(contents) if contents else _named(torch_checkpointing.read(directory, files))
     if EMBEDDING not in tensors:
-        raise _foreign(directory, contents)
+        raise _foreign(directory, contents.entries if contents else tensors)
     saved = _record(directory, names, files)
     architecture = saved.architecture if saved else _configuration(directory, tensors, files)
-    padding = {key: contents.tensor(key) for key in contents.entries if key.startswith(PADDING) and ".state." not in key}
+    padding = _padding(contents) if contents else {}
     padded = architecture.padded_vocab_size()
     if saved:
         padded = saved.padded_vocab_size
@@ -94,7 +86,8 @@ def open_source(directory: str, files: Files) -> Source:
     family = families.family_of(architecture)
     tensors = _without_foreign_biases(tensors, architecture, directory, files)
     table = TORCHTITAN if any(_SINCE_2026.fullmatch(name) for name in tensors) else TORCHTITAN_2025
-    iteration = _step(contents, directory)
+    step = contents.object(STEP) if contents and STEP in contents.objects else None
+    states = [key for key in (*contents.entries, *contents.objects) if _STATE.fullmatch(key) and key != STEP] if contents else []
     run = directory if saved else steps_directory(directory)
     tokenizer = discovery.of_run(run, saved.tokenizer if saved else None, files)
     return Source(
@@ -106,28 +99,38 @@ def open_source(directory: str, files: Files) -> Source:
         aliases=tuple(family.aliases(table, model, tensors)),
         tokenizer=tokenizer,
         **beside_model.stored_fields(formats.TORCHTITAN.name, run, names, tokenizer, files),
-        iteration=iteration,
+        iteration=step if type(step) is int else _step(directory),
         loss=saved.loss if saved else None,
-        optimizer=optimizer_state.from_torchtitan(contents, table, model, directory),
-        left_out=tuple(key for key in (*contents.entries, *contents.objects) if _STATE.fullmatch(key) and key != STEP),
-        details={"files": len({location.file for location in contents.locations.values()})},
+        optimizer=optimizer_state.from_torchtitan(contents, table, model, directory) if contents else None,
+        left_out=tuple(states or torch_checkpointing.other_items(names)),
+        details={"files": len({location.file for location in contents.locations.values()}) if contents else len(names) - 1},
     )
 
 
-def _foreign(directory: str, contents: Contents) -> BadData:
+def _padding(contents: Contents) -> dict[str, Tensor]:
+    """The padding rows of the vocabulary that a conversion stored."""
+    return {key: contents.tensor(key) for key in contents.entries if key.startswith(PADDING) and ".state." not in key}
+
+
+def _foreign(directory: str, keys: Iterable[str]) -> BadData:
     """The error for a checkpoint of another program, which is named by the names of its tensors."""
     for pattern, program, remedy in _OTHER_PROGRAMS:
-        if any(pattern.fullmatch(key) for key in contents.entries):
+        if any(pattern.fullmatch(key) for key in keys):
             return BadData(f"{directory}: {program}", remedy)
     return BadData(f"{directory}: has no {EMBEDDING}: not a checkpoint of one of TorchTitan's language models")
 
 
 def model_tensors(contents: Contents) -> dict[str, Tensor]:
     """The model's tensors: all but training state, buffers, and padding rows that a conversion stored."""
-    names = {key: key for key in contents.entries if not _STATE.fullmatch(key) and not key.startswith(PADDING)}
-    if EMBEDDING not in names and _MODEL_PREFIX + EMBEDDING in names:
-        names = {key.removeprefix(_MODEL_PREFIX): key for key in names}
-    return {name: contents.tensor(key) for name, key in names.items() if not re.fullmatch(ROPE_BUFFERS, name)}
+    keys = [key for key in contents.entries if not _STATE.fullmatch(key) and not key.startswith(PADDING)]
+    return _named({key: contents.tensor(key) for key in keys if not re.fullmatch(ROPE_BUFFERS, key.removeprefix(_MODEL_PREFIX))})
+
+
+def _named(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors without buffers and without the prefix of older checkpoints."""
+    prefix = _MODEL_PREFIX if EMBEDDING not in tensors and _MODEL_PREFIX + EMBEDDING in tensors else ""
+    named = {key.removeprefix(prefix): tensor for key, tensor in tensors.items()}
+    return {name: tensor for name, tensor in named.items() if not re.fullmatch(ROPE_BUFFERS, name)}
 
 
 def _without_foreign_biases(
@@ -184,12 +187,8 @@ def _configuration(directory: str, tensors: Mapping[str, Tensor], files: Files) 
     )
 
 
-def _step(contents: Contents, directory: str) -> int | None:
-    """The number of training steps: the trainer's count, or else the number in the directory's name."""
-    if STEP in contents.objects:
-        step = contents.object(STEP)
-        if type(step) is int:
-            return step
+def _step(directory: str) -> int | None:
+    """The number of training steps in the directory's name."""
     match = TORCHTITAN_STEP.fullmatch(directory.rsplit("/", 1)[-1])
     return int(match[1]) if match else None
 

@@ -51,7 +51,8 @@ _NETWORK = regex(
     rb"|ServiceUnavailable|(?:Server Error|HTTP Error|status code:?) 5\d\d|\b50[0234] (?:Server Error|Bad Gateway"
     rb"|Service Unavailable|Gateway)"
     rb"|check your (?:internet )?connection|Internet connection is on"
-    rb"|Connection timed out|SSLEOFError|SlowDown\b|\b429 Client Error|\b429 Too Many Requests|IncompleteRead\b"
+    rb"|Connection timed out|Unable to connect to endpoint"
+    rb"|SSLEOFError|SlowDown\b|\b429 Client Error|\b429 Too Many Requests|IncompleteRead\b"
     # boto3's codes of errors that pass, and the first words of Google's.
     rb"|An error occurred \((?:50\d|InternalError|InternalFailure|RequestTimeout|RequestLimitExceeded|Throttling\w{0,20}"
     rb"|TooManyRequests\w{0,20})\)|: (?:429|50[0234]) (?:GET|PUT|POST|PATCH|HEAD|DELETE) https?://"
@@ -141,6 +142,8 @@ _PADDLE_SIGNALS = {
     b"Illegal instruction": 4,
 }
 _PADDLE = regex(rb"FatalError: `(?P<what>" + b"|".join(_PADDLE_SIGNALS) + rb")` is detected by the operating system")
+# A program that a signal ended, in the exception of the program that started it.
+_SHELL_CODE = regex(rb"(?i:exit (?:code|status)):? (?P<code>13[2-9]|143)\b")
 _RECEIVED = regex(rb"Signal (?P<signal>\d{1,3}) \(SIG[A-Z0-9]{1,10}\) received by PID")
 _FAILED = regex(rb"failed \(exitcode: (?P<code>-?\d{1,5})\) local_rank: (?P<local_rank>\d{1,6}) \(pid: (?P<pid>\d{1,12})\)")
 _REPORTED = regex(rb"^(?:\[[\w:-]{1,60}\]:? ?)?\s{0,8}exitcode {0,4}: (?P<code>-?\d{1,5}) \(pid: \d{1,12}\)")
@@ -195,6 +198,8 @@ def raised(line: Line, name: bytes, begin: int, message: int | None = None) -> R
         return killed(line, int(worker["number"]) if worker["number"] else _SIGNAL_NAMES[worker["name"] or worker["short"]])
     if (paddle := _PADDLE.search(line.text, begin)) is not None:
         return killed(line, _PADDLE_SIGNALS[paddle["what"]])
+    if (code := _SHELL_CODE.search(line.text, begin)) is not None:
+        return ended(line, int(code["code"]))
     class_name = name.decode()
     if _CAUGHT_IN_WORKER.search(line.text, begin) is not None:
         # The worker's own exception follows.

@@ -334,7 +334,7 @@ def _cause(chosen: Record, faults: Sequence[Record], tails: dict[str, LogTail], 
         advice=remedy.text,
         action=remedy.action,
         nodes=sorted(_nodes(alike, faults, tails)),
-        ranks=_ranks(alike, chosen),
+        ranks=_ranks(alike, chosen, tails),
         file=chosen["src"].get("file"),
         offset=offset,
         line=tail.line_number(offset) if tail is not None and is_place else None,
@@ -363,23 +363,41 @@ def _line(tail: LogTail, offset: int) -> str:
     return re.split(rb"[\r\n]", text, maxsplit=1)[0].decode(errors="replace")[:MESSAGE_CHARACTERS]
 
 
-def _ranks(alike: Sequence[Record], chosen: Record) -> list[int]:
+def _ranks(alike: Sequence[Record], chosen: Record, tails: dict[str, LogTail]) -> list[int]:
     if chosen["fault"] == "nccl-timeout":
         return suspect_ranks(alike, None)[0]
-    return sorted({fault["rank"] for fault in alike if type(fault.get("rank")) is int})
+    ranks = {fault["rank"] for fault in alike if type(fault.get("rank")) is int}
+    return sorted(ranks or {rank for rank, _ in _only_host(alike, tails)})
 
 
 def _nodes(alike: Sequence[Record], faults: Sequence[Record], tails: dict[str, LogTail]) -> set[str]:
-    """The nodes that the lines name, else the nodes of the srun tasks and torchelastic ranks with the same numbers."""
+    """The nodes that the lines name, else the nodes of the srun tasks and torchelastic ranks with the same numbers.
+
+    If the lines have no number, it is the node of the only task or rank that failed.
+    """
     named = {fault["node"] for fault in alike if isinstance(fault.get("node"), str)}
     if named:
         return named
     by_task = {
         task: fault["node"] for fault in faults if isinstance(fault.get("node"), str) for task in _tasks(fault.get("tasks"))
     }
-    task_hosts = {by_task[fault["task"]] for fault in alike if fault.get("task") in by_task}
     ranks = {fault["rank"] for fault in alike if type(fault.get("rank")) is int}
+    if not ranks and all("task" not in fault for fault in alike):
+        is_only = len(by_task) == 1 and not any(map(_may_be_of_others, alike))
+        return set(by_task.values()) if is_only else {host for _, host in _only_host(alike, tails)}
+    task_hosts = {by_task[fault["task"]] for fault in alike if fault.get("task") in by_task}
     return task_hosts or {host for rank, host in _hosts(alike, tails) if rank in ranks}
+
+
+def _only_host(alike: Sequence[Record], tails: dict[str, LogTail]) -> set[tuple[int, str]]:
+    """The rank and host that torchelastic reports, if it reports only one."""
+    hosts = set(_hosts(alike, tails))
+    return hosts if len(hosts) == 1 and not any(map(_may_be_of_others, alike)) else set()
+
+
+def _may_be_of_others(fault: Record) -> bool:
+    """Whether the process that such a fault ends may be another than the one to blame."""
+    return fault["fault"].startswith("nccl-") or fault["fault"] in ("rendezvous", "collective-mismatch", "miscomputation")
 
 
 def _tasks(text: object) -> Iterator[int]:
