@@ -14,13 +14,12 @@ from lt_monitor.events.escaping import printable
 from lt_monitor.events.records import MESSAGE_CHARACTERS, Record
 from lt_monitor.events.steps import epoch_seconds
 from lt_monitor.logs import log_files
-from lt_monitor.logs.formats import last_words, xids
+from lt_monitor.logs.formats import xids
 from lt_monitor.logs.log_tail import LogTail
+from lt_monitor.runs.faults import log_endings
 from lt_monitor.runs.faults.advice import ADVICE, Action, advice
 from lt_monitor.runs.faults.failure_causes import (
-    ASKED,
     MAXIMUM_NAMED,
-    NAN_STEPS,
     SCHEDULER_FAULTS,
     precedence,
     ranks_text,
@@ -32,7 +31,6 @@ from lt_shared import credentials
 
 # Of those that steps follow: a dying process writes its buffered step lines after its traceback.
 LATE_OUTPUT_BYTES = 1 << 16
-CONTEXT_BYTES = 1 << 13
 # Keep the log open: if it is rotated meanwhile, the open file still has its end.
 MAXIMUM_OPEN_LOGS = 64
 _EARLY_ENDS = ("signal", "duration")
@@ -127,14 +125,17 @@ def _of_job(tails: Sequence[LogTail]) -> Cause:
     if not is_completed and (reason := next((end for tail in tails if (end := _end(tail)) is not None), None)) is not None:
         action = Action.AGAIN if reason in _EARLY_ENDS else Action.UNKNOWN if reason == "failed" else Action.NONE
         return _nothing(f"ended early: {reason}" if action is not Action.NONE else "completed", action, last_step)
-    if (nan := next((fault for tail in tails if (fault := _nan(tail)) is not None), None)) is not None:
+    if (nan := next((fault for tail in tails if (fault := log_endings.nan(tail)) is not None), None)) is not None:
         return _cause(nan, [nan], tail_by_name, last_step)
     if (
         not is_completed
-        and (last := next((fault for tail in tails if (fault := _last_error(tail)) is not None), None)) is not None
+        and (last := next((fault for tail in tails if (fault := log_endings.last_error(tail)) is not None), None)) is not None
     ):
         return _cause(last, [last], tail_by_name, last_step)
-    if not is_completed and (told := next((fault for tail in tails if (fault := _telling(tail)) is not None), None)) is not None:
+    if (
+        not is_completed
+        and (told := next((fault for tail in tails if (fault := log_endings.telling(tail)) is not None), None)) is not None
+    ):
         return _cause(told, [told], tail_by_name, last_step)
     return _nothing("completed" if is_completed else "no failure", Action.NONE, last_step)
 
@@ -161,119 +162,23 @@ def _is_completed(tail: LogTail) -> bool:
     begin = max(0, tail.size - LATE_OUTPUT_BYTES)
     completions = list(_COMPLETED.finditer(tail.text(begin, tail.size)))
     started = max((record["src"]["offset"] for record in tail.records if record["kind"] == "start"), default=-1)
-    return bool(completions) and begin + completions[-1].start() > max(_recovered(tail)[1], started)
-
-
-def _recovered(tail: LogTail) -> tuple[int, int]:
-    """The offset before which faults are over (two steps or bars follow), and the offset of the last step or bar."""
-    steps = [(record["src"]["offset"], record["step"]) for record in tail.records if record["kind"] == "step"]
-    pairs = [_last_two(steps), _last_two(tail.progress)]
-    return max(pair[0] for pair in pairs), max(pair[1] for pair in pairs)
-
-
-def _last_two(marks: Sequence[tuple[int, Any]]) -> tuple[int, int]:
-    """The offsets of the last two marks that differ, -1 for one that is not there."""
-    if not marks:
-        return -1, -1
-    last = marks[-1][1]
-    before = next((offset for offset, mark in reversed(marks) if mark != last), -1)
-    return before, marks[-1][0]
+    return bool(completions) and begin + completions[-1].start() > max(log_endings.recovered(tail)[1], started)
 
 
 def _open_faults(tail: LogTail) -> list[Record]:
     """Return the faults at the end of a log."""
-    over, _ = _recovered(tail)
+    over, _ = log_endings.recovered(tail)
     started = max((record["src"]["offset"] for record in tail.records if record["kind"] == "start"), default=-1)
     faults = [record for record in tail.records if record["kind"] == "fault"]
     open_faults = [fault for fault in faults if fault["src"]["offset"] > max(over, started)]
     # A cloud's notice comes a minute before the end, and steps go on until then.
     open_faults = [fault for fault in faults if fault.get("is_notice") and started < fault["src"]["offset"] <= over] + open_faults
-    open_faults += _last_word(tail, open_faults)
+    open_faults += log_endings.last_word(tail, open_faults)
     if open_faults and all(precedence(fault) >= 4 for fault in open_faults):
         # The job failed, but buffered step lines come after the lines that say why.
         late = [fault for fault in faults if max(started, over - LATE_OUTPUT_BYTES) < fault["src"]["offset"] <= over]
         open_faults = [fault for fault in late if precedence(fault) <= 1] + open_faults
     return open_faults
-
-
-def _last_word(tail: LogTail, faults: Sequence[Record]) -> list[Record]:
-    """The shell's message about a program that a signal ended, if it is the last line."""
-    begin = tail.size - CONTEXT_BYTES
-    signalled = last_words.signalled(tail.context(begin, tail.size))
-    if signalled is None or any(fault["fault"] == "killed" for fault in faults):
-        return []
-    word, number = signalled
-    text = tail.text(begin, tail.size)
-    line_begin = text.rfind(b"\n", 0, text.rfind(word)) + 1
-    source = {"file": tail.shown, "offset": max(0, begin) + line_begin}
-    return [_fault("killed", "cascade" if number in ASKED else "unknown", word.decode(), source, signal=number)]
-
-
-def _last_error(tail: LogTail) -> Record | None:
-    """The error that the last lines tell of in a form that no format knows, if no steps follow it."""
-    begin = max(0, tail.size - CONTEXT_BYTES)
-    raw = tail.text(begin, tail.size)
-    error = last_words.last_error(tail.context(begin, tail.size))
-    if error is None:
-        return None
-    line, name, cause = error
-    at = begin + max(0, raw.rfind(line))
-    at = begin + raw.rfind(b"\n", 0, at - begin) + 1
-    is_known = any(record["kind"] == "fault" and record["src"].get("offset") == at for record in tail.records)
-    if is_known or at < max(_recovered(tail)):
-        return None
-    source = {"file": tail.shown, "offset": at}
-    return _fault(name, cause, line.decode(errors="replace")[:MESSAGE_CHARACTERS], source)
-
-
-def _telling(tail: LogTail) -> Record | None:
-    """Return a failure that the last lines tell of in words alone, if no steps follow them."""
-    begin = max(0, tail.size - CONTEXT_BYTES)
-    raw = tail.text(begin, tail.size)
-    line = last_words.telling(tail.context(begin, tail.size))
-    if line is None:
-        return None
-    at = begin + raw.rfind(b"\n", 0, max(0, raw.rfind(line))) + 1
-    is_known = any(record["kind"] == "fault" and record["src"].get("offset") == at for record in tail.records)
-    if is_known or at < max(_recovered(tail)):
-        return None
-    source = {"file": tail.shown, "offset": at}
-    return _fault("unknown", "unknown", line.decode(errors="replace").strip()[:MESSAGE_CHARACTERS], source)
-
-
-def _nan(tail: LogTail) -> Record | None:
-    """Steps at the end whose loss is no number."""
-    logged = [(offset, text) for offset, text in tail.progress if text.startswith(b"{")][-NAN_STEPS:]
-    if len(logged) == NAN_STEPS and all(_is_without_number(text) for _, text in logged):
-        source = {"file": tail.shown, "offset": logged[0][0]}
-        return _fault("nan", "root", f"the last {NAN_STEPS} losses are not a number", source)
-    message = f"the loss of the last {NAN_STEPS} step lines is not a number"
-    steps = [record for record in tail.records if record["kind"] == "step"][-NAN_STEPS:]
-    if len(steps) == NAN_STEPS and all(map(_has_no_loss, steps)):
-        return _fault("nan", "root", message, steps[0]["src"])
-    begin = max(0, tail.size - CONTEXT_BYTES)
-    if steps or not last_words.losses_without_number(tail.context(begin, tail.size), NAN_STEPS):
-        return None
-    at = begin + tail.text(begin, tail.size).rstrip().rfind(b"\n") + 1
-    return _fault("nan", "root", message, {"file": tail.shown, "offset": at})
-
-
-def _is_without_number(logged: bytes) -> bool:
-    return b"'loss': nan" in logged or (b"'loss': 0.0," in logged and b"'grad_norm': nan" in logged)
-
-
-def _has_no_loss(step: Record) -> bool:
-    """Whether the loss is no number.
-
-    Megatron-DeepSpeed leaves such a loss out, and transformers' Trainer writes 0; their gradients' norm is no number either.
-    """
-    if step.get("nan_steps") or step.get("loss", 0) is None:
-        return True
-    return not step.get("loss") and step.get("grad_norm", 0) is None
-
-
-def _fault(name: str, cause: str, message: str, source: Record, **fields: Any) -> Record:
-    return {"kind": "fault", "fault": name, "cause": cause, "severity": "critical", "message": message, "src": source, **fields}
 
 
 def _says_failure(faults: Sequence[Record]) -> bool:
@@ -302,7 +207,7 @@ def _is_harmless(fault: Record, faults: Sequence[Record], tails: dict[str, LogTa
     if tail is None or (fault["fault"] not in ("traceback", "rendezvous") and "exception" not in fault):
         return False
     offset = fault["src"]["offset"]
-    before = tail.context(offset - CONTEXT_BYTES, offset)
+    before = tail.context(offset - log_endings.CONTEXT_BYTES, offset)
     traceback = before.rfind(_TRACEBACK)
     if traceback < 0:
         return False
@@ -311,7 +216,7 @@ def _is_harmless(fault: Record, faults: Sequence[Record], tails: dict[str, LogTa
     logged = before.rfind(b"\n", 0, max(0, before.rfind(b"\n", 0, traceback))) + 1
     if is_completed and _LOGGED.match(before, logged, traceback) is not None:
         return True
-    goes_on = tail.context(offset, offset + CONTEXT_BYTES).count(b"\n") > MINIMUM_LINES_AFTER_WARNING
+    goes_on = tail.context(offset, offset + log_endings.CONTEXT_BYTES).count(b"\n") > MINIMUM_LINES_AFTER_WARNING
     is_last = all(other["src"]["offset"] <= offset for other in faults if other["src"].get("file") == tail.shown)
     return goes_on and is_last and _WARNED.search(before, logged, traceback) is not None
 
@@ -353,7 +258,7 @@ def _continued(tail: LogTail, message: str, offset: int) -> str:
     """Add the next line to a message that ends in a colon, because the words of a panic stand there."""
     if not message.endswith(":"):
         return message
-    following = tail.context(offset, offset + CONTEXT_BYTES).lstrip(b"\n").split(b"\n", 2)[1:2]
+    following = tail.context(offset, offset + log_endings.CONTEXT_BYTES).lstrip(b"\n").split(b"\n", 2)[1:2]
     words = following[0].decode(errors="replace").strip() if following else ""
     return f"{message} {words}"[:MESSAGE_CHARACTERS] if words else message
 
