@@ -62,13 +62,13 @@ def options(page: str) -> dict[str, str]:
     """The names of each option ("-o, --output") and its description, without --help and --version."""
     _, _, section = page.partition("\nOptions:\n")
     entries = re.split(r"\n(?=  -)", "\n" + re.split(r"\n\n(?=Commands:|The environment )", section)[0])[1:]
-    found = {
+    matches = {
         names[0].strip(): " ".join(entry.split())
         for entry in entries
         if (names := re.match(r"  (-[\w-]+, )?--[\w-]+|  -h(?= )", entry))
     }
-    assert len(found) == len(entries)
-    return {names: description for names, description in found.items() if names not in OF_EVERY_COMMAND}
+    assert len(matches) == len(entries)
+    return {names: description for names, description in matches.items() if names not in OF_EVERY_COMMAND}
 
 
 def test_all_tools_are_there() -> None:
@@ -81,10 +81,10 @@ def test_all_tools_are_there() -> None:
     [(tool, option) for tool in TOOLS for option in ("-h", "--help") if (tool, option) != ("lt-train", "-h")],
 )
 def test_help_begins_with_examples_that_call_the_tool(tool: str, option: str) -> None:
-    done = run(tool, option)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.startswith("Examples:\n\n")
-    examples = done.stdout.partition("Usage:")[0]
+    result = run(tool, option)
+    assert (result.returncode, result.stderr) == (0, "")
+    assert result.stdout.startswith("Examples:\n\n")
+    examples = result.stdout.partition("Usage:")[0]
     assert f"{tool} " in examples
 
 
@@ -98,11 +98,11 @@ def test_subcommands_follow_the_same_conventions(tool: str) -> None:
 
 @pytest.mark.parametrize("tool", TOOLS)
 def test_version(tool: str) -> None:
-    done = start(tool, "--version")
-    assert (done.returncode, done.stderr) == (0, "")
-    assert re.fullmatch(rf"{tool} \d+\.\d+\.\d+(\.dev0)?\nPython 3\.\d+\.\d+(, [\w-]+ [\w.+]+)*\n", done.stdout)
+    result = start(tool, "--version")
+    assert (result.returncode, result.stderr) == (0, "")
+    assert re.fullmatch(rf"{tool} \d+\.\d+\.\d+(\.dev0)?\nPython 3\.\d+\.\d+(, [\w-]+ [\w.+]+)*\n", result.stdout)
     matters = {"lt-train": "torch", "lt-preprocess": "numba", "lt-convert": "numpy", "lt-monitor": "matplotlib"}[tool]
-    assert f", {matters} {metadata.version(matters)}" in done.stdout
+    assert f", {matters} {metadata.version(matters)}" in result.stdout
 
 
 @pytest.mark.parametrize("tool", TOOLS)
@@ -119,9 +119,9 @@ for option in ("-h", "--help", "--version"):
         assert not end.code
 print(*sys.modules, file=sys.stderr)
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.returncode == 0
-    imported = {name.partition(".")[0] for name in done.stderr.split()}
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert result.returncode == 0
+    imported = {name.partition(".")[0] for name in result.stderr.split()}
     assert "click" in imported
     assert not imported & HEAVY
 
@@ -146,17 +146,17 @@ def test_variables_with_names_of_their_own_are_shown() -> None:
 
 
 def test_short_help_fits_a_screen() -> None:
-    done = run("lt-train", "-h", COLUMNS="80")
-    lines = done.stdout.splitlines()
-    assert (done.returncode, done.stderr) == (0, "")
+    result = run("lt-train", "-h", COLUMNS="80")
+    lines = result.stdout.splitlines()
+    assert (result.returncode, result.stderr) == (0, "")
     assert 40 < len(lines) <= 60 and max(map(len, lines)) <= 80
     assert lines.index("Commands:") < lines.index("Options that most runs need:")
-    shown = re.findall(r"^  (--[\w-]+)(?: [A-Z]+)?  ", done.stdout, re.MULTILINE)
+    shown = re.findall(r"^  (--[\w-]+)(?: [A-Z]+)?  ", result.stdout, re.MULTILINE)
     assert 25 <= len(shown) <= 35
     whole = run("lt-train", "--help", COLUMNS="80").stdout
     assert all(f"  {option}" in whole for option in shown)
     assert len(whole.splitlines()) > 300
-    assert "lt-train --help shows all options" in done.stdout
+    assert "lt-train --help shows all options" in result.stdout
 
 
 @pytest.mark.parametrize("columns", [80, 200])
@@ -175,18 +175,18 @@ def test_help_cuts_no_text(tool: str, columns: int) -> None:
 @pytest.mark.parametrize("tool", TOOLS)
 def test_an_unknown_option_is_a_usage_error_of_one_line(tool: str) -> None:
     for command in help_pages(tool):
-        done = run(tool, *command, "--no-such-option")
-        assert (done.returncode, done.stdout) == (2, "")
-        error, hint = done.stderr.splitlines()
+        result = run(tool, *command, "--no-such-option")
+        assert (result.returncode, result.stdout) == (2, "")
+        error, hint = result.stderr.splitlines()
         assert error.startswith(f"{tool}: error: No such option")
         assert hint == f"hint: see {' '.join([tool, *command])} --help"
 
 
 @pytest.mark.parametrize("tool", TOOLS)
 def test_no_arguments_are_a_usage_error_and_not_a_wait(tool: str) -> None:
-    done = start(tool)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert len(done.stderr.splitlines()) == 2
+    result = start(tool)
+    assert (result.returncode, result.stdout) == (2, "")
+    assert len(result.stderr.splitlines()) == 2
 
 
 @pytest.fixture(scope="module")
@@ -225,9 +225,9 @@ def test_the_manual_page_names_no_option_that_is_gone(tool: str) -> None:
     calls = [part for line in manual.splitlines() if line.startswith("    ") for part in line.split("|") if f"{tool} " in part]
     listed = re.findall(r"^\|? *`(?:-\w, )?(--[a-z][\w-]*)", manual, re.MULTILINE)
     called = [option for call in calls for option in re.findall(r"(?<=\s)--[a-z][\w-]*", call.partition(f"{tool} ")[2])]
-    known = {option for page in help_pages(tool).values() for option in re.findall(r"--[a-z][\w-]*", page)}
+    options = {option for page in help_pages(tool).values() for option in re.findall(r"--[a-z][\w-]*", page)}
     # Options without effect, for Megatron's command lines, are taken, but no help has them.
-    assert [option for option in {*listed, *called} - known if "No such option" in run(tool, option).stderr] == []
+    assert [option for option in {*listed, *called} - options if "No such option" in run(tool, option).stderr] == []
 
 
 @pytest.mark.parametrize(
@@ -257,16 +257,16 @@ def test_relative_links_lead_somewhere(page: Path) -> None:
     ],
 )
 def test_a_misspelt_command_is_answered_with_the_nearest(tool: str, word: str, command: str) -> None:
-    done = run(tool, word, "x")
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == f"{tool}: error: {word}: no such file, and no such command\nhint: did you mean {command}?\n"
+    result = run(tool, word, "x")
+    assert (result.returncode, result.stdout) == (2, "")
+    assert result.stderr == f"{tool}: error: {word}: no such file, and no such command\nhint: did you mean {command}?\n"
 
 
 @pytest.mark.parametrize("tool", ["lt-preprocess", "lt-convert"])
 def test_a_file_may_be_called_nearly_like_a_command(tool: str, tmp_path: Path) -> None:
     (tmp_path / "verfy").touch()
-    done = start(tool, "verfy", cwd=tmp_path)
-    assert "Missing option" in done.stderr
+    result = start(tool, "verfy", cwd=tmp_path)
+    assert "Missing option" in result.stderr
 
 
 @pytest.mark.parametrize(
@@ -299,6 +299,6 @@ def test_the_shell_completes(line: str, expected: set[str]) -> None:
     tool = line.partition(" ")[0]
     variable = f"_{tool.upper().replace('-', '_')}_COMPLETE"
     assert f"{variable}=bash_complete" in run(tool, **{variable: "bash_source"}).stdout
-    done = run(tool, COMP_WORDS=line, COMP_CWORD=str(line.count(" ")), **{variable: "bash_complete"})
-    assert (done.returncode, done.stderr) == (0, "")
-    assert {found.partition(",")[2] for found in done.stdout.splitlines()} == expected
+    result = run(tool, COMP_WORDS=line, COMP_CWORD=str(line.count(" ")), **{variable: "bash_complete"})
+    assert (result.returncode, result.stderr) == (0, "")
+    assert {completion.partition(",")[2] for completion in result.stdout.splitlines()} == expected

@@ -36,7 +36,7 @@ HUB = ("README.md", ".gitattributes", "LICENSE", "LICENSE-MODEL", "NOTICE.txt", 
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     root = tmp_path_factory.mktemp("occupied")
     write_model(root / "model", tokenizer=True)
     for name in FORMATS[1:]:
@@ -58,30 +58,30 @@ def put(directory: Path, name: str) -> None:
 
 @pytest.mark.parametrize("foreign", FOREIGN)
 @pytest.mark.parametrize("name", FORMATS)
-def test_what_is_no_checkpoint_is_never_deleted(name: str, foreign: str, made: dict[str, Path], tmp_path: Path) -> None:
-    out = shutil.copytree(made[name], tmp_path / "out")
+def test_what_is_no_checkpoint_is_never_deleted(name: str, foreign: str, checkpoints: dict[str, Path], tmp_path: Path) -> None:
+    out = shutil.copytree(checkpoints[name], tmp_path / "out")
     put(out, FOREIGN[foreign])
     before = everything(tmp_path)
     for force in ([], ["--force"]):
-        done = run_here(made["other"], "--to", "torchtitan", "-o", out, *force)
-        assert (done.returncode, done.stdout) == (73, ""), done.stderr
+        result = run_here(checkpoints["other"], "--to", "torchtitan", "-o", out, *force)
+        assert (result.returncode, result.stdout) == (73, ""), result.stderr
         assert everything(tmp_path) == before
-    assert "nothing was deleted: move that elsewhere" in done.stderr
-    assert FOREIGN[foreign].partition("/")[0] in done.stderr
+    assert "nothing was deleted: move that elsewhere" in result.stderr
+    assert FOREIGN[foreign].partition("/")[0] in result.stderr
 
 
 @pytest.mark.parametrize("recorded", [True, False])
 @pytest.mark.parametrize("name", FORMATS)
-def test_force_replaces_every_format(name: str, recorded: bool, made: dict[str, Path], tmp_path: Path) -> None:
-    out = shutil.copytree(made[name], tmp_path / "out")
+def test_force_replaces_every_format(name: str, recorded: bool, checkpoints: dict[str, Path], tmp_path: Path) -> None:
+    out = shutil.copytree(checkpoints[name], tmp_path / "out")
     if not recorded:
         (out / "lt-convert.json").unlink()
     for each in HUB:
         put(out, each)
-    assert run_here(made["other"], "--to", "torchtitan", "-o", out).returncode == 73
-    done = run_here(made["other"], "--to", "torchtitan", "-o", out, "--force")
-    assert done.returncode == 0, done.stderr
-    assert content(out) == content(made["expected"])
+    assert run_here(checkpoints["other"], "--to", "torchtitan", "-o", out).returncode == 73
+    result = run_here(checkpoints["other"], "--to", "torchtitan", "-o", out, "--force")
+    assert result.returncode == 0, result.stderr
+    assert content(out) == content(checkpoints["expected"])
 
 
 @pytest.mark.parametrize(
@@ -92,41 +92,41 @@ def test_force_replaces_every_format(name: str, recorded: bool, made: dict[str, 
         ["latest_checkpointed_iteration.txt", "iter_0000001/", "README.md"],
     ],
 )  # fmt: skip
-def test_a_directory_without_a_checkpoint_is_not_replaced(names: list[str], made: dict[str, Path], tmp_path: Path) -> None:
+def test_a_directory_without_a_checkpoint_is_not_replaced(names: list[str], checkpoints: dict[str, Path], tmp_path: Path) -> None:
     out = tmp_path / "out"
     for name in names:
         (out / name).mkdir(parents=True) if name.endswith("/") else put(out, name)
     before = everything(tmp_path)
-    done = run_here(made["other"], "--to", "torchtitan", "-o", out, "--force")
-    assert done.returncode == 73
-    assert "holds no checkpoint, only" in done.stderr
+    result = run_here(checkpoints["other"], "--to", "torchtitan", "-o", out, "--force")
+    assert result.returncode == 73
+    assert "holds no checkpoint, only" in result.stderr
     assert everything(tmp_path) == before
 
 
-def test_links_are_replaced_and_what_they_lead_to_stays(made: dict[str, Path], tmp_path: Path) -> None:
+def test_links_are_replaced_and_what_they_lead_to_stays(checkpoints: dict[str, Path], tmp_path: Path) -> None:
     """As the Hub's cache has them. A link to a directory is none of a checkpoint's."""
     (tmp_path / "blobs").mkdir()
     out = tmp_path / "out"
     out.mkdir()
-    for path in made["hf"].iterdir():
+    for path in checkpoints["hf"].iterdir():
         shutil.copy(path, tmp_path / "blobs")
         (out / path.name).symlink_to(tmp_path / "blobs" / path.name)
     before = everything(tmp_path / "blobs")
     (out / "notes").symlink_to(tmp_path / "blobs")
-    done = run(made["other"], "--to", "torchtitan", "-o", out, "--force")
-    assert (done.returncode, done.stdout) == (73, ""), done.stderr
+    result = run(checkpoints["other"], "--to", "torchtitan", "-o", out, "--force")
+    assert (result.returncode, result.stdout) == (73, ""), result.stderr
     (out / "notes").unlink()
-    assert run(made["other"], "--to", "torchtitan", "-o", out, "--force").returncode == 0
+    assert run(checkpoints["other"], "--to", "torchtitan", "-o", out, "--force").returncode == 0
     assert everything(tmp_path / "blobs") == before
 
 
 def test_what_somebody_adds_during_the_conversion_stays(
-    made: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    checkpoints: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from lt_convert.engine import output_writer
     from lt_shared.console import CannotCreate
 
-    out = shutil.copytree(made["hf"], tmp_path / "out")
+    out = shutil.copytree(checkpoints["hf"], tmp_path / "out")
     true = output_writer.small_content
 
     def meanwhile(*arguments: Any) -> bytes:
@@ -135,7 +135,7 @@ def test_what_somebody_adds_during_the_conversion_stays(
 
     monkeypatch.setattr(output_writer, "small_content", meanwhile)
     with pytest.raises(CannotCreate, match=r"thesis\.tex"):
-        conversion.convert(Request(str(made["other"]), "torchtitan", str(out), force=True))
+        conversion.convert(Request(str(checkpoints["other"]), "torchtitan", str(out), force=True))
     assert (out / "thesis.tex").exists()
     assert (out / "model.safetensors").exists()
 
@@ -182,16 +182,16 @@ WITH_FORCE = {"a checkpoint", "a checkpoint that no journal names", "an empty jo
 
 
 @pytest.mark.parametrize("case", OCCUPIED)
-def test_an_occupied_prefix_is_refused(case: str, bucket: str, made: dict[str, Path]) -> None:
+def test_an_occupied_prefix_is_refused(case: str, bucket: str, checkpoints: dict[str, Path]) -> None:
     import s3fs
 
     store = s3fs.S3FileSystem()
     for name, text in OCCUPIED[case].items():
         store.pipe_file(f"{bucket}/out/{name}", text.encode())
-    done = run_here(made["other"], "--to", "torchtitan", "-o", f"{bucket}/out")
-    assert (done.returncode, done.stdout) == (73, ""), done.stderr
+    result = run_here(checkpoints["other"], "--to", "torchtitan", "-o", f"{bucket}/out")
+    assert (result.returncode, result.stdout) == (73, ""), result.stderr
     assert names(f"{bucket}/out") == set(OCCUPIED[case])
-    forced = run_here(made["other"], "--to", "torchtitan", "-o", f"{bucket}/out", "--force")
+    forced = run_here(checkpoints["other"], "--to", "torchtitan", "-o", f"{bucket}/out", "--force")
     store.invalidate_cache()
     if case in WITH_FORCE:
         assert forced.returncode == 0, forced.stderr
@@ -202,7 +202,7 @@ def test_an_occupied_prefix_is_refused(case: str, bucket: str, made: dict[str, P
         assert {name: store.cat_file(f"{bucket}/out/{name}").decode() for name in OCCUPIED[case]} == OCCUPIED[case]
 
 
-def test_an_unfinished_conversion_of_another_plan_is_replaced(bucket: str, made: dict[str, Path]) -> None:
+def test_an_unfinished_conversion_of_another_plan_is_replaced(bucket: str, checkpoints: dict[str, Path]) -> None:
     """Without --force: its own journal names every object."""
     import s3fs
 
@@ -210,14 +210,14 @@ def test_an_unfinished_conversion_of_another_plan_is_replaced(bucket: str, made:
     objects = {"model.safetensors": "x", "generation_config.json": "{}"}
     for name, text in (objects | {JOURNAL: journal("0", *objects)}).items():
         store.pipe_file(f"{bucket}/out/{name}", text.encode())
-    done = run_here(made["other"], "--to", "torchtitan", "-o", f"{bucket}/out")
-    assert done.returncode == 0, done.stderr
+    result = run_here(checkpoints["other"], "--to", "torchtitan", "-o", f"{bucket}/out")
+    assert result.returncode == 0, result.stderr
     assert names(f"{bucket}/out") == {".metadata", "__0_0.distcp", "run.json", "checksums.json", "lt-convert.json"}
 
 
 def test_the_journal_comes_first_and_names_all(
     bucket: str,
-    made: dict[str, Path],
+    checkpoints: dict[str, Path],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A kill between any two requests leaves what the same command takes up again, or replaces with --force."""
@@ -226,7 +226,7 @@ def test_the_journal_comes_first_and_names_all(
     from lt_convert.engine import remote_writer
 
     url = f"{bucket}/out"
-    upload(made["hf"], url)
+    upload(checkpoints["hf"], url)
     calls: list[str] = []
 
     def stop_after(count: int, true: Callable[..., Any]) -> Callable[..., Any]:
@@ -238,7 +238,7 @@ def test_the_journal_comes_first_and_names_all(
 
         return counting
 
-    request = Request(str(made["other"]), "torchtitan", url, force=True)
+    request = Request(str(checkpoints["other"]), "torchtitan", url, force=True)
     for count in range(1, 40):
         calls.clear()
         with monkeypatch.context() as patch:
@@ -252,6 +252,6 @@ def test_the_journal_comes_first_and_names_all(
         assert calls[0] == f"{url}/{JOURNAL}"
         store = s3fs.S3FileSystem()
         store.invalidate_cache()
-        found = json.loads(store.cat_file(f"{url}/{JOURNAL}"))
-        assert names(url) - {JOURNAL} <= {*found["names"]}
+        journal = json.loads(store.cat_file(f"{url}/{JOURNAL}"))
+        assert names(url) - {JOURNAL} <= {*journal["names"]}
     assert names(url) == {".metadata", "__0_0.distcp", "run.json", "checksums.json", "lt-convert.json"}

@@ -58,10 +58,10 @@ def folder(stranger: Stranger, tmp_path: Path) -> Path:
 
 
 def plant(stranger: Stranger, folder: Path, what: str, name: str) -> str:
-    script, said = PLANTS[what]
+    script, message = PLANTS[what]
     private = folder / "private"
     stranger.run(script.format(name).replace("SECRET", str(private / "secret.out")).replace("FOLDER", str(private)))
-    return said
+    return message
 
 
 def run(folder: Path, *arguments: object, **options: object) -> subprocess.CompletedProcess[str]:
@@ -75,27 +75,27 @@ def run(folder: Path, *arguments: object, **options: object) -> subprocess.Compl
 def test_what_he_planted_is_left_out(command: str, folder: Path, stranger: Stranger) -> None:
     """Named one by one, as the shell does it for *.out."""
     planted = {f"b{number}.out": plant(stranger, folder, what, f"b{number}.out") for number, what in enumerate(PLANTS)}
-    done = run(folder, *COMMANDS[command], *(f"logs/{name}" for name in planted), "logs/c.out")
-    assert done.returncode == 0, done.stderr
-    warnings = [line for line in done.stderr.splitlines() if "warning" in line]
-    assert len(warnings) == len(planted), done.stderr
-    for name, said in planted.items():
+    result = run(folder, *COMMANDS[command], *(f"logs/{name}" for name in planted), "logs/c.out")
+    assert result.returncode == 0, result.stderr
+    warnings = [line for line in result.stderr.splitlines() if "warning" in line]
+    assert len(warnings) == len(planted), result.stderr
+    for name, message in planted.items():
         (warning,) = (line for line in warnings if f"{name}: " in line)
-        assert said in warning and warning.endswith(": left out")
-    assert SECRET_STEP not in done.stdout + "".join(path.read_text() for path in folder.iterdir() if path.is_file())
+        assert message in warning and warning.endswith(": left out")
+    assert SECRET_STEP not in result.stdout + "".join(path.read_text() for path in folder.iterdir() if path.is_file())
     if command.startswith("scrape"):
-        assert done.stdout.count('"kind":"step"') == 4
+        assert result.stdout.count('"kind":"step"') == 4
     assert command != "prom" or 'run="logs/c"' in (folder / "lt.prom").read_text()
 
 
 @pytest.mark.parametrize("name", ["b{}.out", "train{}.log"])
 def test_a_directory_with_plants(name: str, folder: Path, stranger: Stranger) -> None:
     planted = {what: plant(stranger, folder, what, name.format(number)) for number, what in enumerate(PLANTS)}
-    done = run(folder, "scrape", "logs")
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count('"kind":"step"') == 4 and SECRET_STEP not in done.stdout
+    result = run(folder, "scrape", "logs")
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.count('"kind":"step"') == 4 and SECRET_STEP not in result.stdout
     (told,) = planted.keys() - set(NO_FILES)
-    assert planted[told] in done.stderr and done.stderr.count("left out") == 1
+    assert planted[told] in result.stderr and result.stderr.count("left out") == 1
 
 
 @pytest.mark.parametrize(
@@ -106,39 +106,39 @@ def test_a_directory_with_plants(name: str, folder: Path, stranger: Stranger) ->
     ],
 )
 def test_nothing_else_is_named(command: str, what: str, folder: Path, stranger: Stranger) -> None:
-    said = plant(stranger, folder, what, "b.out")
-    done = run(folder, *COMMANDS[command], "logs/b.out")
-    assert (done.returncode, done.stdout) == (66 if "nothing" in said else 65, ""), done.stderr
-    assert "error: " in done.stderr and said in done.stderr and "left out" not in done.stderr
+    message = plant(stranger, folder, what, "b.out")
+    result = run(folder, *COMMANDS[command], "logs/b.out")
+    assert (result.returncode, result.stdout) == (66 if "nothing" in message else 65, ""), result.stderr
+    assert "error: " in result.stderr and message in result.stderr and "left out" not in result.stderr
 
 
 def test_a_link_to_a_directory_that_ends_with_a_slash(folder: Path, stranger: Stranger) -> None:
-    said = plant(stranger, folder, "link to a directory", "b")
-    done = run(folder, "scrape", "logs/b/")
-    assert (done.returncode, done.stdout) == (65, ""), done.stderr
-    assert said in done.stderr
+    message = plant(stranger, folder, "link to a directory", "b")
+    result = run(folder, "scrape", "logs/b/")
+    assert (result.returncode, result.stdout) == (65, ""), result.stderr
+    assert message in result.stderr
 
 
 def test_it_is_said_once_though_alert_looks_twice(folder: Path, stranger: Stranger) -> None:
     """For the age of logs without training events."""
     (stranger.shared / "c.out").write_text("nothing\n")
     plant(stranger, folder, "pipe", "b.out")
-    done = run(folder, "alert", "logs/b.out", "logs/c.out")
-    assert (done.returncode, done.stderr.count("left out")) == (0, 1), done.stderr
+    result = run(folder, "alert", "logs/b.out", "logs/c.out")
+    assert (result.returncode, result.stderr.count("left out")) == (0, 1), result.stderr
 
 
 def test_a_pattern_that_matches_only_pipes(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "a.out")
-    done = run(tmp_path, "alert", "*.out")
-    assert (done.returncode, done.stdout) == (65, "")
-    assert "error: a.out: is neither a file nor a directory" in done.stderr
+    result = run(tmp_path, "alert", "*.out")
+    assert (result.returncode, result.stdout) == (65, "")
+    assert "error: a.out: is neither a file nor a directory" in result.stderr
 
 
 def test_links_among_his_own_files_are_read(folder: Path, stranger: Stranger) -> None:
     stranger.run(f"echo '{STEP.format(5).strip()}' > his.log; mkdir his; mv his.log his; ln -s his/his.log b.out; ln -s his d")
-    done = run(folder, "scrape", "logs/b.out", "logs/d")
-    assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.count('"step":5') == 2
+    result = run(folder, "scrape", "logs/b.out", "logs/d")
+    assert (result.returncode, result.stderr) == (0, "")
+    assert result.stdout.count('"step":5') == 2
 
 
 def test_a_pipe_that_was_given_open_is_read_whoever_made_it(tmp_path: Path) -> None:
@@ -150,10 +150,10 @@ def test_a_pipe_that_was_given_open_is_read_whoever_made_it(tmp_path: Path) -> N
         os.fchown(reader, STRANGER_UID, STRANGER_UID)
         os.write(writer, LOG.encode())
         os.close(writer)
-        done = run(tmp_path, "scrape", path.format(reader), pass_fds=[reader] if "{" in path else [], stdin=reader)
+        result = run(tmp_path, "scrape", path.format(reader), pass_fds=[reader] if "{" in path else [], stdin=reader)
         os.close(reader)
-        assert (done.returncode, done.stderr) == (0, "")
-        assert done.stdout.count('"kind":"step"') == 4
+        assert (result.returncode, result.stderr) == (0, "")
+        assert result.stdout.count('"kind":"step"') == 4
 
 
 @pytest.mark.parametrize("command", ["scrape", "alert", "runs", "goodput", "runs of the shell's"])
@@ -163,9 +163,9 @@ def test_pipes_of_ones_own_are_read(command: str, tmp_path: Path) -> None:
     script = f"(cat a.log > own &); {shlex.join(monitor(command))} own"
     if command not in COMMANDS:
         script = f"{LT_MONITOR} runs <(cat a.log)"
-    done = subprocess.run(["bash", "-c", script], cwd=tmp_path, capture_output=True, text=True, timeout=60)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert "fd/63" in done.stdout or "own" in done.stdout or command == "alert"
+    result = subprocess.run(["bash", "-c", script], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert (result.returncode, result.stderr) == (0, "")
+    assert "fd/63" in result.stdout or "own" in result.stdout or command == "alert"
 
 
 def test_a_link_that_appears_later_does_not_end_a_follow(folder: Path, stranger: Stranger) -> None:
@@ -178,9 +178,9 @@ def test_a_link_that_appears_later_does_not_end_a_follow(folder: Path, stranger:
         time.sleep(2.5)
         with (stranger.shared / "c.out").open("a") as log:
             log.write(STEP.format(5))
-        found = [process.stdout.readline() for _ in range(4)]
+        printed = [process.stdout.readline() for _ in range(4)]
         process.kill()
-        assert '"step":5' in found[-1] and SECRET_STEP not in "".join(found)
+        assert '"step":5' in printed[-1] and SECRET_STEP not in "".join(printed)
         assert process.stderr.read() == ""
 
 
@@ -190,9 +190,9 @@ def test_a_link_beside_a_log_that_was_rotated(command: str, folder: Path, strang
     (stranger.shared / "new").write_text(SECRET.replace(SECRET_STEP, "9"))
     (stranger.shared / "new").rename(stranger.shared / "c.out")
     plant(stranger, folder, "link", "c.out.1")
-    done = run(folder, *COMMANDS[command], "logs/c.out")
-    assert done.returncode == 0, done.stderr
-    assert "was replaced by another log" in done.stderr
+    result = run(folder, *COMMANDS[command], "logs/c.out")
+    assert result.returncode == 0, result.stderr
+    assert "was replaced by another log" in result.stderr
 
 
 @pytest.mark.parametrize("log", ["logs/his.out", "logs/h*.out"])
@@ -205,6 +205,6 @@ def test_a_link_that_takes_the_place_of_the_only_log_does_not_end_a_follow(log: 
         stranger.run(f"ln -s {folder}/private/secret.out link; mv link his.out")
         time.sleep(2.5)
         stranger.run(f"echo '{STEP.format(77).strip()}' > new; mv new his.out")
-        found = [process.stdout.readline() for _ in range(2)]
+        printed = [process.stdout.readline() for _ in range(2)]
         process.kill()
-        assert '"step":77' in found[-1] and SECRET_STEP not in "".join(found)
+        assert '"step":77' in printed[-1] and SECRET_STEP not in "".join(printed)

@@ -43,9 +43,9 @@ def run(tool: str, *words: object) -> subprocess.CompletedProcess[str]:
 def test_a_model_with_a_link(name: str, secret: Path, stranger: Stranger, tmp_path: Path) -> None:
     model = given_to(stranger, write_model(tmp_path / "model", tokenizer=True), "model")
     stranger.run(f"rm -f model/{name}; ln -s {secret} model/{name}")
-    done = run("convert", model, "--to", "megatron-dist", "-o", tmp_path / "out")
-    assert (done.returncode, done.stdout) == (65, ""), done.stderr
-    assert f"model/{name}: is a link that another user (uid {STRANGER_UID}) has made to what is not his" in done.stderr
+    result = run("convert", model, "--to", "megatron-dist", "-o", tmp_path / "out")
+    assert (result.returncode, result.stdout) == (65, ""), result.stderr
+    assert f"model/{name}: is a link that another user (uid {STRANGER_UID}) has made to what is not his" in result.stderr
     assert not (tmp_path / "out").exists()
 
 
@@ -54,24 +54,24 @@ def test_a_tokenizer_with_a_link(name: str, secret: Path, stranger: Stranger, tm
     tokenizer = given_to(stranger, TOKENIZER, "tokenizer")
     stranger.run(f"rm -f tokenizer/{name}; ln -s {secret} tokenizer/{name}")
     (tmp_path / "a.jsonl").write_text('{"text": "a"}\n')
-    done = run("preprocess", tmp_path / "a.jsonl", "--tokenizer", tokenizer, "-o", tmp_path / "out")
-    assert (done.returncode, done.stdout) == (65, ""), done.stderr
-    assert "is a link that another user" in done.stderr
+    result = run("preprocess", tmp_path / "a.jsonl", "--tokenizer", tokenizer, "-o", tmp_path / "out")
+    assert (result.returncode, result.stdout) == (65, ""), result.stderr
+    assert "is a link that another user" in result.stderr
 
 
 def test_an_input_that_is_a_link(secret: Path, stranger: Stranger, tmp_path: Path) -> None:
     stranger.run(f"ln -s {secret} a.jsonl")
-    done = run("preprocess", f"{stranger.shared}/*.jsonl", "--tokenizer", TOKENIZER, "-o", tmp_path / "out")
-    assert (done.returncode, done.stdout) == (65, ""), done.stderr
-    assert "a.jsonl: is a link that another user" in done.stderr
+    result = run("preprocess", f"{stranger.shared}/*.jsonl", "--tokenizer", TOKENIZER, "-o", tmp_path / "out")
+    assert (result.returncode, result.stdout) == (65, ""), result.stderr
+    assert "a.jsonl: is a link that another user" in result.stderr
 
 
 def test_links_among_his_own_files_are_followed(stranger: Stranger, tmp_path: Path) -> None:
     """As in the Hub's cache, which others may read."""
     given_to(stranger, write_model(tmp_path / "model", tokenizer=True), "blobs")
     stranger.run('mkdir model; for path in blobs/*; do ln -s "../$path" model/; done')
-    done = run("convert", stranger.shared / "model", "--to", "torchtitan", "-o", tmp_path / "out")
-    assert done.returncode == 0, done.stderr
+    result = run("convert", stranger.shared / "model", "--to", "torchtitan", "-o", tmp_path / "out")
+    assert result.returncode == 0, result.stderr
 
 
 def test_a_cache_that_several_users_share(secret: Path, stranger: Stranger, tmp_path: Path) -> None:
@@ -80,46 +80,48 @@ def test_a_cache_that_several_users_share(secret: Path, stranger: Stranger, tmp_
         'mkdir -p h/blobs h/snapshots/r; echo \'{"text": "his"}\' > h/blobs/1; ln -s ../../blobs/1 h/snapshots/r/1.jsonl'
     )
     arguments = [f"{stranger.shared}/h/snapshots/r", "--tokenizer", TOKENIZER, "-o", tmp_path / "out"]
-    done = run("preprocess", *arguments)
-    assert done.returncode == 0, done.stderr
-    assert '"documents":1' in done.stdout
+    result = run("preprocess", *arguments)
+    assert result.returncode == 0, result.stderr
+    assert '"documents":1' in result.stdout
     stranger.run(f"ln -s {secret} h/snapshots/r/2.jsonl")
-    done = run("preprocess", *arguments, "--force")
-    assert (done.returncode, done.stdout) == (65, ""), done.stderr
-    assert "2.jsonl: is a link that another user" in done.stderr
+    result = run("preprocess", *arguments, "--force")
+    assert (result.returncode, result.stdout) == (65, ""), result.stderr
+    assert "2.jsonl: is a link that another user" in result.stderr
 
 
 def test_a_tokenizer_beside_anothers_checkpoint(stranger: Stranger, tmp_path: Path) -> None:
-    made = tmp_path / "made"
-    assert run("convert", write_model(tmp_path / "model"), "--to", "megatron-dist", "-o", made).returncode == 0
-    shutil.copytree(made / "release", stranger.shared / "release")
+    converted = tmp_path / "made"
+    assert run("convert", write_model(tmp_path / "model"), "--to", "megatron-dist", "-o", converted).returncode == 0
+    shutil.copytree(converted / "release", stranger.shared / "release")
     given_to(stranger, TOKENIZER, "tokenizer")
-    done = run("convert", stranger.shared / "release", "--to", "hf", "-o", tmp_path / "out")
-    assert (done.returncode, done.stdout) == (65, ""), done.stderr
-    assert f"tokenizer: belongs to another user (uid {STRANGER_UID}), who has not made" in done.stderr
+    result = run("convert", stranger.shared / "release", "--to", "hf", "-o", tmp_path / "out")
+    assert (result.returncode, result.stdout) == (65, ""), result.stderr
+    assert f"tokenizer: belongs to another user (uid {STRANGER_UID}), who has not made" in result.stderr
 
 
 def test_a_description_beside_anothers_tokenizer(stranger: Stranger, tmp_path: Path) -> None:
     """In a directory of tokenizer files that everyone may write to; their hash does not cover it."""
-    made = stranger.shared / "made"
-    assert run("convert", write_model(tmp_path / "model", tokenizer=True), "--to", "megatron-dist", "-o", made).returncode == 0
-    (made / "tokenizer").chmod(0o1777)
+    converted = stranger.shared / "made"
+    assert (
+        run("convert", write_model(tmp_path / "model", tokenizer=True), "--to", "megatron-dist", "-o", converted).returncode == 0
+    )
+    (converted / "tokenizer").chmod(0o1777)
     stranger.run("""echo '{"bos_token": "<planted>", "auto_map": {}}' > made/tokenizer/special_tokens_map.json""")
-    done = run("convert", made, "--to", "hf", "-o", tmp_path / "out")
-    assert (done.returncode, done.stdout) == (65, ""), done.stderr
-    assert f"special_tokens_map.json: belongs to another user (uid {STRANGER_UID}), who has not made" in done.stderr
+    result = run("convert", converted, "--to", "hf", "-o", tmp_path / "out")
+    assert (result.returncode, result.stdout) == (65, ""), result.stderr
+    assert f"special_tokens_map.json: belongs to another user (uid {STRANGER_UID}), who has not made" in result.stderr
 
 
 def test_a_record_above_anothers_checkpoint(stranger: Stranger, tmp_path: Path) -> None:
     """It can neither vouch for the checkpoint nor keep it from being converted; one beside its files still must fit."""
     shutil.copytree(write_model(tmp_path / "model", tokenizer=True), stranger.shared / "model")
     stranger.run("echo garbage > lt-convert.json")
-    done = run("convert", stranger.shared / "model", "--to", "torchtitan", "-o", tmp_path / "out")
-    assert done.returncode == 0, done.stderr
+    result = run("convert", stranger.shared / "model", "--to", "torchtitan", "-o", tmp_path / "out")
+    assert result.returncode == 0, result.stderr
     os.chown(stranger.shared / "lt-convert.json", 0, 0)
-    done = run("convert", stranger.shared / "model", "--to", "torchtitan", "-o", tmp_path / "again")
-    assert (done.returncode, done.stdout) == (65, ""), done.stderr
-    assert "lt-convert.json: malformed" in done.stderr
+    result = run("convert", stranger.shared / "model", "--to", "torchtitan", "-o", tmp_path / "again")
+    assert (result.returncode, result.stdout) == (65, ""), result.stderr
+    assert "lt-convert.json: malformed" in result.stderr
 
 
 @pytest.fixture
@@ -158,18 +160,18 @@ def test_a_link_to_a_directory(of: str, private: Path, stranger: Stranger, tmp_p
     (tmp_path / "a.jsonl").write_text('{"text": "a"}\n')
     names = {"link": stranger.shared / "his/link", "out": tmp_path / "out", "tokenizer": TOKENIZER, "texts": tmp_path / "a.jsonl"}
     tool, *rest = words.format(**names).split()
-    done = run(tool, *rest)
-    assert (done.returncode, done.stdout) == (65, ""), done.stderr
-    assert f"his/link: is a link that another user (uid {STRANGER_UID}) has made" in done.stderr
+    result = run(tool, *rest)
+    assert (result.returncode, result.stdout) == (65, ""), result.stderr
+    assert f"his/link: is a link that another user (uid {STRANGER_UID}) has made" in result.stderr
     assert not list(tmp_path.glob("out*"))
 
 
 def test_a_link_to_a_part_of_a_run(private: Path, stranger: Stranger, tmp_path: Path) -> None:
     """His own tracker names it."""
     stranger.run(f"mkdir run; echo release > run/latest_checkpointed_iteration.txt; ln -s {private}/run/release run/release")
-    done = run("convert", stranger.shared / "run", "--to", "hf", "-o", tmp_path / "out")
-    assert (done.returncode, done.stdout) == (65, ""), done.stderr
-    assert "run/release: is a link that another user" in done.stderr
+    result = run("convert", stranger.shared / "run", "--to", "hf", "-o", tmp_path / "out")
+    assert (result.returncode, result.stdout) == (65, ""), result.stderr
+    assert "run/release: is a link that another user" in result.stderr
 
 
 EXCHANGING = """

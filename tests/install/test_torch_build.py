@@ -29,8 +29,8 @@ class QuietHandler(http.server.SimpleHTTPRequestHandler):
 
 
 @pytest.fixture(scope="module")
-def indexes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The address of a server with PyPI's torch below /pypi and PyTorch's CPU build of it below /cpu."""
+def wheels(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Package indexes: `pypi` with PyPI's torch, `cpu` with PyTorch's CPU build of it, `broken` with one of another checksum."""
     directory = tmp_path_factory.mktemp("indexes")
     add_wheel(directory / "cpu", "torch", f"{TORCH}+cpu", 1_000_000, "Requires-Dist: jinja2\n")
     add_wheel(directory / "cpu", "torch", "99.0.0+cpu", 1_000_000)
@@ -40,7 +40,13 @@ def indexes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     index.write_text(index.read_text().replace('whl"', f'whl#sha256={"0" * 64}"'))
     add_wheel(directory / "pypi", "torch", TORCH, 2_000_000, f"Requires-Dist: nvidia-cublas=={CUBLAS}\n")
     add_wheel(directory / "pypi", "nvidia-cublas", CUBLAS, 3_000_000)
-    handler = functools.partial(QuietHandler, directory=str(directory))
+    return directory
+
+
+@pytest.fixture(scope="module")
+def indexes(wheels: Path) -> Iterator[str]:
+    """The address of a server of the indexes."""
+    handler = functools.partial(QuietHandler, directory=str(wheels))
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         yield f"http://127.0.0.1:{server.server_port}"
@@ -114,10 +120,12 @@ def test_a_machine_without_a_gpu_takes_the_cpu_build_and_nothing_else_of_that_in
     assert install_torch(environment, f"{indexes}/nothing", f"{indexes}/nothing").stdout == ""
 
 
-def test_another_version_is_replaced_by_a_cpu_build(environment: Path, indexes: str) -> None:
-    pip = [environment / "bin/python", "-m", "pip", "install", "--no-deps", "--index-url", f"{indexes}/cpu", "torch"]
-    # A machine may cap the version that pip installs.
-    subprocess.run(pip, check=True, capture_output=True, env=os.environ | {"PIP_CONFIG_FILE": os.devnull})
+def test_another_version_is_replaced_by_a_cpu_build(environment: Path, indexes: str, wheels: Path) -> None:
+    (packages,) = (environment / "lib").glob("python*/site-packages")
+    with zipfile.ZipFile(wheels / "cpu/torch/torch-99.0.0+cpu-py3-none-any.whl") as wheel:
+        wheel.extractall(packages)
+        # pip, which installs a wheel so, removes the files of this list.
+        (packages / "torch-99.0.0+cpu.dist-info/RECORD").write_text("".join(f"{name},,\n" for name in wheel.namelist()))
     assert installed(environment) == {"torch-99.0.0+cpu"}
     assert install_torch(environment, f"{indexes}/pypi", f"{indexes}/cpu").returncode == 0
     assert installed(environment) == {f"torch-{TORCH}+cpu"}

@@ -35,32 +35,32 @@ MUTATIONS = 15
 def checkpoints(write_model: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """A tiny checkpoint of every format, without checksums, as others leave it; that of Megatron without run.json, too."""
     root = tmp_path_factory.mktemp("hostile")
-    made = {"hf": write_model(root / "hf", TINY)}
+    paths = {"hf": write_model(root / "hf", TINY)}
     for name in FORMATS[1:]:
         target = LegacyTarget(2, 2) if name == "megatron-legacy" else LegacyTarget()
-        made[name] = Path(conversion.convert(Request(str(made["hf"]), name, str(root / name), legacy_target=target)).path)
-    (made["megatron-dist"] / "run.json").unlink()
-    (made["megatron-dist"] / "checksums.json").unlink()
-    (made["megatron-legacy"] / "checksums.json").unlink()
+        paths[name] = Path(conversion.convert(Request(str(paths["hf"]), name, str(root / name), legacy_target=target)).path)
+    (paths["megatron-dist"] / "run.json").unlink()
+    (paths["megatron-dist"] / "checksums.json").unlink()
+    (paths["megatron-legacy"] / "checksums.json").unlink()
     for name in ("lt-convert.json", "checksums.json"):
-        (made["torchtitan"] / name).unlink()
+        (paths["torchtitan"] / name).unlink()
     for name in ("hf-torch", "hf-stream"):
-        made[name] = root / name
-        made[name].mkdir()
-        shutil.copy(made["hf"] / "config.json", made[name])
-        state = load_file(made["hf"] / "model.safetensors")
-        torch.save(state, made[name] / "pytorch_model.bin", _use_new_zipfile_serialization=name == "hf-torch")
-    made["meta"] = root / "meta"
-    made["meta"].mkdir()
-    (made["meta"] / "params.json").write_text(json.dumps({"dim": 16, "n_layers": 1, "n_heads": 2, "vocab_size": -1}))
+        paths[name] = root / name
+        paths[name].mkdir()
+        shutil.copy(paths["hf"] / "config.json", paths[name])
+        state = load_file(paths["hf"] / "model.safetensors")
+        torch.save(state, paths[name] / "pytorch_model.bin", _use_new_zipfile_serialization=name == "hf-torch")
+    paths["meta"] = root / "meta"
+    paths["meta"].mkdir()
+    (paths["meta"] / "params.json").write_text(json.dumps({"dim": 16, "n_layers": 1, "n_heads": 2, "vocab_size": -1}))
     names = {"tok_embeddings": (50, 8), "norm": (16,), "output": (25, 16), "layers.0.attention.wo": (16, 8)}
     names |= {f"layers.0.attention.w{letter}": (8, 16) for letter in "qkv"}
     names |= {f"layers.0.feed_forward.w{number}": (16, 12) if number == 2 else (12, 16) for number in (1, 2, 3)}
     names |= {f"layers.0.{name}_norm": (16,) for name in ("attention", "ffn")}
     for rank in (0, 1):
         slices = {f"{name}.weight": torch.ones(shape) for name, shape in names.items()}
-        torch.save(slices, made["meta"] / f"consolidated.0{rank}.pth")
-    return made
+        torch.save(slices, paths["meta"] / f"consolidated.0{rank}.pth")
+    return paths
 
 
 @pytest.fixture
@@ -192,9 +192,9 @@ def test_any_damage_is_refused_or_harmless(name: str, copy: Callable[[str], Path
 def test_any_missing_or_empty_file_is_refused(name: str, copy: Callable[[str], Path]) -> None:
     checkpoint = copy(name)
     endings = (".distcp", ".pt", ".safetensors", ".bin", ".pth")
-    needed = [path for path in checkpoint.rglob("*") if path.suffix in endings or path.name == ".metadata"]
-    assert needed
-    for path in needed:
+    files = [path for path in checkpoint.rglob("*") if path.suffix in endings or path.name == ".metadata"]
+    assert files
+    for path in files:
         content = path.read_bytes()
         path.write_bytes(b"")
         refuse(checkpoint)
@@ -220,9 +220,9 @@ for directory in sys.argv[2:]:
 def refuse_cheaply(directories: list[Path], place: Path) -> None:
     """In a process of its own: BadData for each, within seconds and 200 MB."""
     arguments = [sys.executable, "-c", LIMITED, str(place / "out"), *map(str, directories)]
-    done = subprocess.run(arguments, capture_output=True, text=True, timeout=60)
-    lines = done.stdout.splitlines()
-    assert len(lines) == len(directories), (done.stdout, done.stderr)
+    result = subprocess.run(arguments, capture_output=True, text=True, timeout=60)
+    lines = result.stdout.splitlines()
+    assert len(lines) == len(directories), (result.stdout, result.stderr)
     assert max(int(line.split()[1]) for line in lines) < 200_000, lines
     assert not (place / "out").exists()
 
@@ -243,18 +243,18 @@ ABSURD_ARGUMENTS = [
 
 
 def test_absurd_configurations(checkpoints: dict[str, Path], tmp_path: Path) -> None:
-    made = []
+    paths = []
     for number, change in enumerate(ABSURD):
-        made.append(Path(shutil.copytree(checkpoints["hf"], tmp_path / f"hf{number}")))
-        config = json.loads((made[-1] / "config.json").read_text())
-        (made[-1] / "config.json").write_text(json.dumps(config | change))
+        paths.append(Path(shutil.copytree(checkpoints["hf"], tmp_path / f"hf{number}")))
+        config = json.loads((paths[-1] / "config.json").read_text())
+        (paths[-1] / "config.json").write_text(json.dumps(config | change))
     for number, change in enumerate(ABSURD_ARGUMENTS):
-        made.append(Path(shutil.copytree(checkpoints["megatron-dist"], tmp_path / f"dist{number}")))
-        _edit_arguments(made[-1] / "common.pt", change)
+        paths.append(Path(shutil.copytree(checkpoints["megatron-dist"], tmp_path / f"dist{number}")))
+        _edit_arguments(paths[-1] / "common.pt", change)
     for number, change in enumerate(ABSURD_ARGUMENTS):
-        made.append(Path(shutil.copytree(checkpoints["megatron-legacy"], tmp_path / f"legacy{number}")))
-        _edit_arguments(made[-1] / "mp_rank_00_000" / "model_optim_rng.pt", change)
-    refuse_cheaply(made, tmp_path)
+        paths.append(Path(shutil.copytree(checkpoints["megatron-legacy"], tmp_path / f"legacy{number}")))
+        _edit_arguments(paths[-1] / "mp_rank_00_000" / "model_optim_rng.pt", change)
+    refuse_cheaply(paths, tmp_path)
 
 
 def _edit_arguments(path: Path, change: dict[str, Any]) -> None:
@@ -264,23 +264,23 @@ def _edit_arguments(path: Path, change: dict[str, Any]) -> None:
 
 
 def test_absurd_shapes(checkpoints: dict[str, Path], tmp_path: Path) -> None:
-    made = [Path(shutil.copytree(checkpoints[name], tmp_path / name)) for name in ("megatron-dist", "torchtitan")]
-    for directory in made:
+    copies = [Path(shutil.copytree(checkpoints[name], tmp_path / name)) for name in ("megatron-dist", "torchtitan")]
+    for directory in copies:
         metadata = pickle.loads((directory / ".metadata").read_bytes())
         entry = max(metadata.state_dict_metadata.values(), key=lambda entry: len(getattr(entry, "size", ())))
         entry.size = torch.Size([1 << 40, 0, 0])
         for chunk in entry.chunks:
             chunk.offsets, chunk.sizes = torch.Size([0, 0, 0]), entry.size
         (directory / ".metadata").write_bytes(pickle.dumps(metadata))
-    made.append(tmp_path / "empty")
+    copies.append(tmp_path / "empty")
     state = {
         "embedding.word_embeddings.weight": torch.zeros(64, 16),
         "decoder.layers.mlp.linear_fc1.weight": torch.empty(1 << 40, 0),
     }
-    torch.distributed.checkpoint.save(state, checkpoint_id=made[-1], no_dist=True)
+    torch.distributed.checkpoint.save(state, checkpoint_id=copies[-1], no_dist=True)
     for name in ("common.pt", "metadata.json"):
-        shutil.copy(checkpoints["megatron-dist"] / name, made[-1])
-    refuse_cheaply(made, tmp_path)
+        shutil.copy(checkpoints["megatron-dist"] / name, copies[-1])
+    refuse_cheaply(copies, tmp_path)
 
 
 def test_zip_bombs(checkpoints: dict[str, Path], tmp_path: Path) -> None:
@@ -288,11 +288,11 @@ def test_zip_bombs(checkpoints: dict[str, Path], tmp_path: Path) -> None:
     bomb = io.BytesIO()
     with zipfile.ZipFile(bomb, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
         archive.writestr("archive/data.pkl", bytes(300_000_000))
-    made = []
+    paths = []
     for number, (name, file) in enumerate(entry for entry in PICKLED if entry[1] != ".metadata"):
         compressed, numbering = (Path(shutil.copytree(checkpoints[name], tmp_path / f"{number}{kind}")) for kind in "cn")
         (compressed / file).write_bytes(bomb.getvalue())
         with zipfile.ZipFile(numbering / file, "w") as archive:
             archive.writestr("archive/data.pkl", b"\x80\x02]r\x00\x00\x00\x10.")
-        made += [compressed, numbering]
-    refuse_cheaply(made, tmp_path)
+        paths += [compressed, numbering]
+    refuse_cheaply(paths, tmp_path)

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import pickle
+import random
 import shutil
 import sys
 import types
@@ -23,7 +24,7 @@ from lt_convert.commands.follow.following import FollowRequest
 from lt_convert.commands.merge import sources
 from lt_convert.formats import location
 from lt_convert.tensors.source_files import Files
-from lt_shared.console import BadData, ToolError
+from lt_shared.console import BadData, NoInput, ToolError
 
 SIZES: dict[str, Any] = {
     "vocab_size": 96, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 4, "num_attention_heads": 4,
@@ -279,6 +280,28 @@ def test_a_damaged_newest_step_is_an_error(damage: str, run: Path, tmp_path: Pat
     request = FollowRequest(str(run), "hf", str(tmp_path / "followed"))
     assert not following.follow(request, None, lambda _: None)
     assert sorted(path.name for path in (tmp_path / "followed").iterdir() if path.is_dir()) == ["step-10", "step-9"]
+
+
+def test_any_damage_is_refused_or_harmless(run: Path, tmp_path: Path) -> None:
+    step, chance = run / "step20", random.Random(1)
+    outcomes = set()
+    for path in (step / "config.json", step / "model_and_optim" / ".metadata", *sorted(step.glob("model_and_optim/*.distcp"))):
+        original = path.read_bytes()
+        for _ in range(20):
+            changed = bytearray(original)
+            position = chance.choice([chance.randrange(len(original)), chance.randrange(min(3000, len(original)))])
+            if chance.random() < 0.7:
+                changed[position] = chance.randrange(256)
+            else:
+                del changed[position:]
+            path.write_bytes(changed)
+            try:
+                conversion.convert(Request(str(step), "hf", str(tmp_path / "hf"), force=True))
+                outcomes.add("harmless")
+            except (BadData, NoInput):
+                outcomes.add("refused")
+        path.write_bytes(original)
+    assert outcomes == {"harmless", "refused"}
 
 
 def test_model_and_optim_alone_is_named(run: Path, tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 """Merge methods value by value: torch's operations in mergekit's order, and plain arithmetic."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy
 import pytest
@@ -29,12 +29,12 @@ def models(dtype: str, count: int = 4) -> list[torch.Tensor]:
 def merged(rule: Rule, tensors: list[torch.Tensor], dtype: str, window: int = WINDOW) -> torch.Tensor:
     values = [one.float().numpy() for one in tensors]
 
-    def windows() -> Iterator[tuple[int, list[Values]]]:
+    def windows(numbers: Sequence[int]) -> Iterator[tuple[int, list[Values]]]:
         for first in range(0, COUNT, window):
-            yield first, [one[first : first + window] for one in values]
+            yield first, [values[number][first : first + window] for number in numbers]
 
     statistics = rule.statistics(windows, dtype)
-    parts = [rule.merged([one.copy() for one in part], first, statistics, dtype) for first, part in windows()]
+    parts = [rule.merged([one.copy() for one in part], first, statistics, dtype) for first, part in windows(range(len(values)))]
     result = torch.from_numpy(numpy.concatenate(parts))
     assert torch.equal(result, result.to(getattr(torch, dtype)).float()), "a value of another dtype"
     return result.to(getattr(torch, dtype))

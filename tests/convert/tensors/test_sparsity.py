@@ -7,6 +7,7 @@ import numpy
 import pytest
 from numpy.typing import NDArray
 
+from lt_convert.tensors import sparsity as sparsity_module
 from lt_convert.tensors.sparsity import Magnitude, Mask, Random
 
 Values = NDArray[numpy.float32]
@@ -66,3 +67,22 @@ def test_random_masks_of_this_version_stay() -> None:
     digest = hashlib.sha256(Random(0.3, "0/lm_head.weight/0").is_kept(0, 4096).tobytes()).hexdigest()
     assert digest[:16] == "ce78732617d9e795"
     assert Random(0.3, "k", rescale=False).statistics(lambda: iter(()), "float32") == Mask()
+
+
+@pytest.mark.parametrize("remembered", [0, 40, 1 << 20])
+def test_random_masks_do_not_depend_on_what_is_remembered(remembered: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A mask of the first pass is used once; a window that is read again, or cut otherwise, gets the same mask."""
+    sparsity = Random(0.4, "k")
+    values = numpy.linspace(1, 2, 100, dtype=numpy.float32)
+    windows = [(first, values[first : first + 24]) for first in range(0, 100, 24)]
+    expected = [sparsity.applied(part, first, Mask(scale=2.0), "float32") for first, part in windows]
+    monkeypatch.setattr(sparsity_module, "REMEMBERED", remembered)
+    mask = sparsity.statistics(lambda: iter(windows), "float32")
+    assert len(mask.random) == {0: 0, 40: 1}.get(remembered, 5)
+    for _ in range(2):
+        for (first, part), other in zip(windows, expected, strict=True):
+            numpy.testing.assert_array_equal(sparsity.applied(part, first, mask, "float32") != 0, other != 0)
+    assert not mask.random
+    mask = sparsity.statistics(lambda: iter(windows), "float32")
+    again = sparsity.applied(values, 0, mask, "float32")
+    numpy.testing.assert_array_equal(again != 0, numpy.concatenate(expected) != 0)

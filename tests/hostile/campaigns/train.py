@@ -171,10 +171,10 @@ class Campaign:
     @functools.cache  # noqa: B019
     def undisturbed(self, command: Command) -> Undisturbed:
         place, trace, begin = self.prepare(command), self.directory / "trace", time.monotonic()
-        done = place.finish(("strace", "-f", "--seccomp-bpf", "-qq", "-y", "-o", str(trace), "-e", f"trace={','.join(CALLS)}"))
+        outcome = place.finish(("strace", "-f", "--seccomp-bpf", "-qq", "-y", "-o", str(trace), "-e", f"trace={','.join(CALLS)}"))
         seconds = time.monotonic() - begin
-        if done.returncode:
-            raise Broken(f"the undisturbed command ends with {done.returncode}: {done.stderr}")
+        if outcome.returncode:
+            raise Broken(f"the undisturbed command ends with {outcome.returncode}: {outcome.stderr}")
         counts: collections.Counter[tuple[str, str]] = collections.Counter()
         calls = set()
         for process, call, rest in re.findall(r"^(\d+) +(\w+)\((.*)$", trace.read_text(errors="replace"), re.M):
@@ -188,9 +188,9 @@ class Campaign:
         if data == "first":
             return self.undisturbed(command).result
         place = self.prepare(command, data)
-        done = place.finish_copied()
-        if done.returncode:
-            raise Broken(f"the undisturbed command ends with {done.returncode}: {done.stderr}")
+        outcome = place.finish_copied()
+        if outcome.returncode:
+            raise Broken(f"the undisturbed command ends with {outcome.returncode}: {outcome.stderr}")
         return result(place)
 
     def disturbances(self, command: Command) -> Iterator[tuple[str, Disturbance]]:
@@ -227,12 +227,12 @@ class Campaign:
         subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "campaign", str(place.save)], check=True)
         try:
             done = place.finish()
-            kept = place.save.with_name("kept")
-            shutil.copytree(place.save, kept, symlinks=True)
+            copy = place.save.with_name("kept")
+            shutil.copytree(place.save, copy, symlinks=True)
         finally:
             subprocess.run(["umount", str(place.save)], check=True)
         place.save.rmdir()
-        kept.rename(place.save)
+        copy.rename(place.save)
         return [done]
 
     def two(self, place: Place) -> list[subprocess.CompletedProcess[str]]:
@@ -243,14 +243,14 @@ class Campaign:
         kind = f"{command.name}: {kind}"
         results = disturb(place)
         self.happened[kind] += 1
-        for done in results:
-            if done.returncode >= 0 and done.returncode not in (*ORDERLY, 137, 143):
-                raise Broken(f"{kind}: ended with {done.returncode}: {done.stderr[-3000:]}")
-            if done.returncode in ORDERLY[1:] and not re.search(r"error: |ended by", done.stderr):
-                raise Broken(f"{kind}: no reason: {done.stderr[-3000:]}")
-        self.interrupted += all(done.returncode for done in results)
+        for outcome in results:
+            if outcome.returncode >= 0 and outcome.returncode not in (*ORDERLY, 137, 143):
+                raise Broken(f"{kind}: ended with {outcome.returncode}: {outcome.stderr[-3000:]}")
+            if outcome.returncode in ORDERLY[1:] and not re.search(r"error: |ended by", outcome.stderr):
+                raise Broken(f"{kind}: no reason: {outcome.stderr[-3000:]}")
+        self.interrupted += all(outcome.returncode for outcome in results)
         self.check_announced(place, results, kind)
-        is_done = any(done.returncode == 0 for done in results)
+        is_done = any(outcome.returncode == 0 for outcome in results)
         data = "second" if not is_done and self.choose.random() < 0.25 else "first"
         self.put_data(place, data)
         if data == "second":
@@ -262,13 +262,13 @@ class Campaign:
                 data = "first"
                 self.put_data(place, data)
         again = self.again(place, kind)
-        wanted, found = dict(self.expected(command, data)), result(place)
+        expected, actual = dict(self.expected(command, data)), result(place)
         # What a failing disk has kept beyond --keep-last goes with the next checkpoint.
-        if not set(wanted.pop("checkpoints")) <= set(found.pop("checkpoints")):  # type: ignore[call-overload]
+        if not set(expected.pop("checkpoints")) <= set(actual.pop("checkpoints")):  # type: ignore[call-overload]
             raise Broken(f"{kind}: again, checkpoints are missing")
-        for name in wanted:
-            if wanted[name] != found[name]:
-                raise Broken(f"{kind}: again, another {name}: {difference(wanted[name], found[name])}: {again.stderr[-1500:]}")
+        for name in expected:
+            if expected[name] != actual[name]:
+                raise Broken(f"{kind}: again, another {name}: {difference(expected[name], actual[name])}: {again.stderr[-1500:]}")
         # Local copies go with the run's end, and are not looked for again: a disk that does not delete them keeps them.
         copies = () if re.search("from (unlink|rmdir)", kind) else place.disk.glob("*")
         left = sorted(path.name for path in (*place.save.glob(".iter_*"), *copies))
@@ -278,7 +278,9 @@ class Campaign:
 
     def check_announced(self, place: Place, results: list[subprocess.CompletedProcess[str]], kind: str) -> None:
         announced = [
-            int(number) for done in results for number in re.findall(r'"kind":"checkpoint".*?"iteration":(\d+)', done.stdout)
+            int(number)
+            for outcome in results
+            for number in re.findall(r'"kind":"checkpoint".*?"iteration":(\d+)', outcome.stdout)
         ]
         newest = max(complete(place), default=0)
         if newest < max(announced, default=0):
@@ -287,13 +289,13 @@ class Campaign:
     def again(self, place: Place, kind: str) -> subprocess.CompletedProcess[str]:
         """A job that is killed leaves processes that hold the lock for a moment."""
         for _ in range(ATTEMPTS):
-            done = place.finish_copied()
-            if done.returncode != 75:
+            outcome = place.finish_copied()
+            if outcome.returncode != 75:
                 break
             time.sleep(1)
-        if done.returncode:
-            raise Broken(f"{kind}: again, it ends with {done.returncode}: {done.stderr[-3000:]}")
-        return done
+        if outcome.returncode:
+            raise Broken(f"{kind}: again, it ends with {outcome.returncode}: {outcome.stderr[-3000:]}")
+        return outcome
 
 
 def difference(wanted: object, found: object) -> str:
@@ -305,13 +307,13 @@ def difference(wanted: object, found: object) -> str:
 
 def session(leader: int) -> list[int]:
     """The processes of a session."""
-    found = []
+    problems = []
     for path in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError, ProcessLookupError):
             fields = path.read_text().rpartition(")")[2].split()
             if int(fields[3]) == leader:
-                found.append(int(path.parent.name))
-    return found or [leader]
+                problems.append(int(path.parent.name))
+    return problems or [leader]
 
 
 def complete(place: Place) -> list[int]:

@@ -81,8 +81,8 @@ def url(server: Any) -> str:
 
 def test_nothing_wrong(tool: Any, tmp_path: Path) -> None:
     (tmp_path / "run.log").write_text(healthy())
-    done = tool("alert", "run.log")
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    result = tool("alert", "run.log")
+    assert (result.returncode, result.stdout, result.stderr) == (0, "", "")
 
 
 def test_findings_are_new_once(tool: Any, tmp_path: Path) -> None:
@@ -91,10 +91,13 @@ def test_findings_are_new_once(tool: Any, tmp_path: Path) -> None:
     assert tool("alert", "--state", "s", "run.log").returncode == 0
     with log.open("a") as file:
         file.write(step(31, 0, nans=1))
-    done = tool("alert", "--state", "s", "run.log")
-    assert (done.returncode, done.stdout) == (CRITICAL, "CRITICAL nan run: step 31: 1 step with a loss that is not a number\n")
-    done = tool("alert", "--state", "s", "run.log")
-    assert (done.returncode, done.stdout) == (0, "")
+    result = tool("alert", "--state", "s", "run.log")
+    assert (result.returncode, result.stdout) == (
+        CRITICAL,
+        "CRITICAL nan run: step 31: 1 step with a loss that is not a number\n",
+    )
+    result = tool("alert", "--state", "s", "run.log")
+    assert (result.returncode, result.stdout) == (0, "")
 
 
 def test_what_holds_is_said_once_and_counts_in_each_pass(tool: Any, tmp_path: Path) -> None:
@@ -102,8 +105,8 @@ def test_what_holds_is_said_once_and_counts_in_each_pass(tool: Any, tmp_path: Pa
     first, second = (tool("alert", "--state", "s", "run.log") for _ in range(2))
     assert first.stdout.startswith("CRITICAL hang run: no step after 2 for 67 min")
     assert (first.returncode, second.returncode, second.stdout) == (CRITICAL, CRITICAL, "")
-    done = tool("alert", "run.log")
-    assert done.stdout.startswith("CRITICAL hang")
+    result = tool("alert", "run.log")
+    assert result.stdout.startswith("CRITICAL hang")
 
 
 DUMP = "".join(f"{line}\n" for line in run_log.format_arguments({"seq_length": 8, "world_size": 2}))
@@ -147,22 +150,22 @@ def test_a_log_of_another_zone_is_read_by_the_time_of_its_file(tool: Any, tmp_pa
         os.utime(log, (time.time() - seconds_ago,) * 2)
 
     write(30, 20)
-    done = tool("alert", *state, "run.log")
-    assert (done.returncode, done.stdout) == (0, "")
-    assert ("have no time zone" in done.stderr) == (hours != 0)
+    result = tool("alert", *state, "run.log")
+    assert (result.returncode, result.stdout) == (0, "")
+    assert ("have no time zone" in result.stderr) == (hours != 0)
     write(31, 3000)
-    done = tool("alert", *state, "run.log")
-    assert done.stdout.startswith("CRITICAL hang run: no step after 31 for 50 min")
+    result = tool("alert", *state, "run.log")
+    assert result.stdout.startswith("CRITICAL hang run: no step after 31 for 50 min")
     # The file's time tells nothing now, so what was known of the log counts.
     os.utime(log, (time.time() - 3000 + 400,) * 2)
     if has_state:
-        done = tool("alert", *state, "run.log")
-        assert (done.returncode, done.stdout, done.stderr) == (CRITICAL, "", "")
+        result = tool("alert", *state, "run.log")
+        assert (result.returncode, result.stdout, result.stderr) == (CRITICAL, "", "")
 
 
 def test_times_in_the_future_are_said(tool: Any) -> None:
-    done = tool("alert", "-", stdin=step(1, -9 * 3600) + step(2, -9 * 3600))
-    assert done.stderr == (
+    result = tool("alert", "-", stdin=step(1, -9 * 3600) + step(2, -9 * 3600))
+    assert result.stderr == (
         "lt-monitor: warning: standard input: its times have no time zone and are 9 h ahead of this machine's clock:"
         " set the log's time zone, e.g. TZ=UTC lt-monitor ...\n"
     )
@@ -181,8 +184,8 @@ def test_a_time_in_the_middle_of_a_quarter_is_no_zone(tool: Any, tmp_path: Path)
 
 def test_warnings_exit_with_1(tool: Any) -> None:
     note = event("note", 1, note="missing", message="nvidia-smi: not installed here")
-    done = tool("alert", "-", stdin=note)
-    assert (done.returncode, done.stdout) == (1, "WARNING blind r: nvidia-smi: not installed here\n")
+    result = tool("alert", "-", stdin=note)
+    assert (result.returncode, result.stdout) == (1, "WARNING blind r: nvidia-smi: not installed here\n")
 
 
 def test_logs_that_tell_nothing_are_not_a_good_sign(tool: Any, tmp_path: Path) -> None:
@@ -191,8 +194,8 @@ def test_logs_that_tell_nothing_are_not_a_good_sign(tool: Any, tmp_path: Path) -
     assert tool("alert", "a.log", "b.log").returncode == 0
     os.utime(tmp_path / "a.log", (0, 0))
     os.utime(tmp_path / "b.log", (time.time() - 7200,) * 2)
-    done = tool("alert", "a.log", "b.log")
-    assert (done.returncode, done.stdout) == (
+    result = tool("alert", "a.log", "b.log")
+    assert (result.returncode, result.stdout) == (
         1,
         "WARNING blind a: no training events in 2 logs, the newest of which is 2.0 h old\n",
     )
@@ -209,8 +212,8 @@ def test_roots_come_before_cascades_of_other_files(tool: Any) -> None:
             fault(40, "exit", "cascade"),
         ]
     )
-    done = tool("alert", "-", stdin=events)
-    assert done.stdout == (
+    result = tool("alert", "-", stdin=events)
+    assert result.stdout == (
         "CRITICAL out-of-memory r: rank 3: torch.OutOfMemoryError: CUDA out of memory.; then nccl-timeout x8, exit\n"
     )
 
@@ -224,26 +227,26 @@ def test_a_root_that_is_read_later_is_told_then(tool: Any) -> None:
 
 
 def test_json(tool: Any) -> None:
-    done = tool("alert", "--json", "-", stdin=fault(1, xid=79, node="n7"))
-    found = json.loads(done.stdout)
-    assert (found["v"], found["kind"], found["rule"], found["fields"]["xid"]) == (1, "finding", "xid", 79)
+    result = tool("alert", "--json", "-", stdin=fault(1, xid=79, node="n7"))
+    record = json.loads(result.stdout)
+    assert (record["v"], record["kind"], record["rule"], record["fields"]["xid"]) == (1, "finding", "xid", 79)
 
 
 def test_a_rules_file(tool: Any, tmp_path: Path) -> None:
     (tmp_path / "rules.toml").write_text('[xid]\nseverity = "warning"\n')
-    done = tool("alert", "--rules", "rules.toml", "-", stdin=fault(1))
-    assert (done.returncode, done.stdout) == (1, "WARNING xid r: xid\n")
+    result = tool("alert", "--rules", "rules.toml", "-", stdin=fault(1))
+    assert (result.returncode, result.stdout) == (1, "WARNING xid r: xid\n")
     (tmp_path / "rules.toml").write_text("[xyz]\n")
-    done = tool("alert", "--rules", "rules.toml", "-", stdin="")
-    assert (done.returncode, done.stdout) == (78, "")
+    result = tool("alert", "--rules", "rules.toml", "-", stdin="")
+    assert (result.returncode, result.stdout) == (78, "")
 
 
 def test_a_command_gets_each_new_finding_on_its_stdin(tool: Any, tmp_path: Path) -> None:
     command = "tee -a 'told me.jsonl'"
     for _ in range(2):
         tool("alert", "--state", "s", "--exec", command, "-", stdin=fault(1, message="$(touch owned); `touch owned`"))
-    (told,) = (tmp_path / "told me.jsonl").read_text().splitlines()
-    assert json.loads(told)["rule"] == "xid"
+    (line,) = (tmp_path / "told me.jsonl").read_text().splitlines()
+    assert json.loads(line)["rule"] == "xid"
     assert not (tmp_path / "owned").exists()
 
 
@@ -261,10 +264,10 @@ def test_a_command_that_fails_is_tried_again(tool: Any, tmp_path: Path) -> None:
 
 def test_a_webhook_gets_escaped_text(tool: Any, webhook: Any) -> None:
     hostile = "<!channel> <script>alert(1)</script> & \x1b[31mred"
-    done = tool(
+    result = tool(
         "alert", "-", stdin=fault(1, message=hostile), LT_MONITOR_ALERT_WEBHOOK=url(webhook), LT_MONITOR_WEBHOOK_TOKEN="t0ken"
     )
-    assert (done.returncode, done.stderr) == (CRITICAL, "")
+    assert (result.returncode, result.stderr) == (CRITICAL, "")
     ((headers, body),) = webhook.received
     assert headers["Authorization"] == "Bearer t0ken"
     assert body["text"] == "CRITICAL xid r: &lt;!channel&gt; &lt;script&gt;alert(1)&lt;/script&gt; &amp; \\x1b[31mred"
@@ -277,27 +280,27 @@ def test_a_webhook_that_fails_is_tried_again_and_its_url_is_not_shown(
     tool: Any, tmp_path: Path, webhook: Any, answer: int
 ) -> None:
     webhook.answer = answer
-    done = tool("alert", "--state", "s", "--webhook", url(webhook), "-", stdin=fault(1))
-    assert done.stderr == f"lt-monitor: warning: --webhook: 127.0.0.1 answers {answer}\n"
+    result = tool("alert", "--state", "s", "--webhook", url(webhook), "-", stdin=fault(1))
+    assert result.stderr == f"lt-monitor: warning: --webhook: 127.0.0.1 answers {answer}\n"
     assert "SECRET" not in (tmp_path / "s").read_text()
     webhook.answer = 200
-    done = tool("alert", "--state", "s", "--webhook", url(webhook), "-", stdin="")
-    assert (done.stdout, done.stderr) == ("", "")
+    result = tool("alert", "--state", "s", "--webhook", url(webhook), "-", stdin="")
+    assert (result.stdout, result.stderr) == ("", "")
     assert len(webhook.received) == 2
 
 
 def test_a_webhook_that_is_gone(tool: Any) -> None:
-    done = tool("alert", "--webhook", "http://127.0.0.1:9/SECRET", "-", stdin=fault(1))
-    assert done.returncode == CRITICAL
-    assert "--webhook: 127.0.0.1: Connection refused" in done.stderr
-    assert "SECRET" not in done.stderr
+    result = tool("alert", "--webhook", "http://127.0.0.1:9/SECRET", "-", stdin=fault(1))
+    assert result.returncode == CRITICAL
+    assert "--webhook: 127.0.0.1: Connection refused" in result.stderr
+    assert "SECRET" not in result.stderr
 
 
 @pytest.mark.parametrize("bad", ["file:///etc/passwd", "https://", "x", "http://user:pass@host/", "http://host:port/"])
 def test_bad_webhooks_are_usage_errors(tool: Any, bad: str) -> None:
-    done = tool("alert", "--webhook", bad, "-", stdin="")
-    assert (done.returncode, done.stdout) == (2, "")
-    assert "pass" not in done.stderr.replace("password", "")
+    result = tool("alert", "--webhook", bad, "-", stdin="")
+    assert (result.returncode, result.stdout) == (2, "")
+    assert "pass" not in result.stderr.replace("password", "")
 
 
 def test_the_command_does_not_get_the_token(tool: Any, tmp_path: Path) -> None:
@@ -318,19 +321,19 @@ def test_a_heartbeat_for_each_finished_pass(tool: Any, tmp_path: Path) -> None:
 def test_hostile_lines_reach_the_terminal_as_text(tmp_path: Path) -> None:
     hostile = "\x1b]0;owned\x07\x1b[2J\rOK everything fine\u202e\ud800"
     events = json.dumps(json.loads(fault(1, message=hostile)) | {"run": hostile}) + "\n"
-    done = alert("-", cwd=tmp_path, stdin=events)
-    assert done.returncode == CRITICAL
-    assert done.stdout.rstrip("\n").isprintable()
-    assert len(done.stdout.splitlines()) == 1
+    result = alert("-", cwd=tmp_path, stdin=events)
+    assert result.returncode == CRITICAL
+    assert result.stdout.rstrip("\n").isprintable()
+    assert len(result.stdout.splitlines()) == 1
 
 
 def test_a_missing_log_or_a_foreign_state(tool: Any, tmp_path: Path) -> None:
-    done = tool("alert", "--state", "s", "gone.log")
-    assert (done.returncode, done.stderr) == (66, "lt-monitor: error: gone.log: no such file\n")
+    result = tool("alert", "--state", "s", "gone.log")
+    assert (result.returncode, result.stderr) == (66, "lt-monitor: error: gone.log: no such file\n")
     for content in ("{}", "[]", '{"v":1,"kind":"alert-state","runs":[{"run":1}],"known":{},"undelivered":[],"logs":[]}'):
         (tmp_path / "s").write_text(content)
-        done = tool("alert", "--state", "s", "-", stdin="")
-        assert done.returncode == 65
+        result = tool("alert", "--state", "s", "-", stdin="")
+        assert result.returncode == 65
         assert (tmp_path / "s").read_text() == content
 
 
@@ -363,21 +366,21 @@ def test_a_checkpoint_that_the_log_claims(tool: Any, tmp_path: Path) -> None:
     claim = f"  [{stamp(1)}] successfully saved checkpoint from iteration      30 to {save} [ t 1/1, p 1/1 ]\n"
     (tmp_path / "run.log").write_text(healthy() + claim)
 
-    def said() -> tuple[int, str]:
-        done = tool("alert", "run.log")
-        return done.returncode, done.stdout.partition(", but ")[2].replace(str(save), "SAVE").strip()
+    def outcome() -> tuple[int, str]:
+        result = tool("alert", "run.log")
+        return result.returncode, result.stdout.partition(", but ")[2].replace(str(save), "SAVE").strip()
 
-    assert said() == (1, "SAVE does not exist on this machine")
+    assert outcome() == (1, "SAVE does not exist on this machine")
     save.mkdir()
-    assert said() == (CRITICAL, "SAVE is empty")
+    assert outcome() == (CRITICAL, "SAVE is empty")
     (save / "iter_0000020").mkdir()
-    assert said() == (CRITICAL, "SAVE/iter_0000030 does not exist")
+    assert outcome() == (CRITICAL, "SAVE/iter_0000030 does not exist")
     (save / "iter_0000030").mkdir()
-    assert said() == (CRITICAL, "SAVE/iter_0000030 is empty")
+    assert outcome() == (CRITICAL, "SAVE/iter_0000030 is empty")
     (save / "iter_0000030" / "mp_rank_00").mkdir()
-    assert said() == (0, "")
+    assert outcome() == (0, "")
     (save / "iter_0000030" / "run.json").write_text("{}")
-    assert said()[0] == CRITICAL
+    assert outcome()[0] == CRITICAL
 
 
 def test_state_does_not_grow_with_findings(tool: Any, tmp_path: Path) -> None:

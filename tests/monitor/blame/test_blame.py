@@ -97,19 +97,19 @@ def expected_documents(order: AttemptOrder, number: int) -> list[tuple[str, int]
 
 
 def blamed(tool: Tool, *arguments: str, code: int = 0) -> dict[str, Any]:
-    done = tool("blame", "run", "--json", *arguments)
-    assert done.returncode == code, done.stderr
-    record: dict[str, Any] = json.loads(done.stdout)
+    result = tool("blame", "run", "--json", *arguments)
+    assert result.returncode == code, result.stderr
+    record: dict[str, Any] = json.loads(result.stdout)
     return record
 
 
 def test_a_spike_leads_to_its_lines(tool: Tool, order: AttemptOrder, poisoned: list[int], tmp_path: Path) -> None:
     record = blamed(tool, "--spike")
-    [found] = record["found"]
-    assert found["steps"] == [40, 40]
-    assert [sample["sample"] for sample in found["samples"] if sample["is_suspect"]] == poisoned[::-1]
-    assert [sample["loss"] for sample in found["samples"]][:2] == [12.0, 10.0]
-    for sample in found["samples"]:
+    [finding] = record["found"]
+    assert finding["steps"] == [40, 40]
+    assert [sample["sample"] for sample in finding["samples"] if sample["is_suspect"]] == poisoned[::-1]
+    assert [sample["loss"] for sample in finding["samples"]][:2] == [12.0, 10.0]
+    for sample in finding["samples"]:
         assert sample["step"] == 40
         expected = expected_documents(order, sample["sample"])
         assert [document["document"] for document in sample["documents"]] == [number for _, number in expected]
@@ -119,7 +119,7 @@ def test_a_spike_leads_to_its_lines(tool: Tool, order: AttemptOrder, poisoned: l
             line = (tmp_path / f"{name}.jsonl").read_bytes()[part["offset"] :].split(b"\n")[0]
             text = json.loads(line)["text"]
             assert text.startswith(f"{name} document {number} ") and part["text"] in text
-    assert sum(part["tokens"] for part in found["samples"][0]["documents"]) == LENGTH + 1
+    assert sum(part["tokens"] for part in finding["samples"][0]["documents"]) == LENGTH + 1
 
 
 def test_the_way_back(tool: Tool, order: AttemptOrder, poisoned: list[int], tmp_path: Path) -> None:
@@ -146,12 +146,12 @@ def test_losses_of_another_program(tool: Tool, poisoned: list[int], tmp_path: Pa
     lines = "".join(sample_losses.line(1, sample, [8.0 if sample == 2 else 4.0 + sample % 3 / 100]) for sample in range(8))
     for arguments in (["--losses", "-"], ["--losses", "losses.jsonl"]):
         (tmp_path / "losses.jsonl").write_text(lines)
-        done = tool("blame", "run", "--step", "1-2", "--json", *arguments, stdin=lines)
-        [found] = json.loads(done.stdout)["found"]
-        assert [sample["sample"] for sample in found["samples"] if sample["is_suspect"]] == [2]
+        result = tool("blame", "run", "--step", "1-2", "--json", *arguments, stdin=lines)
+        [finding] = json.loads(result.stdout)["found"]
+        assert [sample["sample"] for sample in finding["samples"] if sample["is_suspect"]] == [2]
     (tmp_path / "losses.jsonl").write_text("not a loss\n")
-    done = tool("blame", "run", "--step", "1-2", "--losses", "losses.jsonl")
-    assert done.returncode == 65 and "losses.jsonl, line 1: not the losses of samples" in done.stderr
+    result = tool("blame", "run", "--step", "1-2", "--losses", "losses.jsonl")
+    assert result.returncode == 65 and "losses.jsonl, line 1: not the losses of samples" in result.stderr
 
 
 def test_samples_after_a_bad_step_are_not_bad_for_its_effect(
@@ -165,11 +165,11 @@ def test_samples_after_a_bad_step_are_not_bad_for_its_effect(
     losses.write_text("".join(lines[:-1]))
     record = blamed(tool, "--step", "40-42")
     assert record["rollback"]["samples"] == [[number, number] for number in poisoned] + [[162, 162], [165, 166]]
-    said = tool("blame", "run", "--step", "40-42").stdout
-    assert "5 samples above a loss of 4.3" in said
-    assert "; 3 more in steps whose other samples are up, too: --score tells them apart" in said
-    given = blamed(tool, "--step", "40-42", "--losses", str(losses))
-    assert given["rollback"]["samples"] == [[157, 157], [159, 163], [165, 166]]
+    text = tool("blame", "run", "--step", "40-42").stdout
+    assert "5 samples above a loss of 4.3" in text
+    assert "; 3 more in steps whose other samples are up, too: --score tells them apart" in text
+    by_losses = blamed(tool, "--step", "40-42", "--losses", str(losses))
+    assert by_losses["rollback"]["samples"] == [[157, 157], [159, 163], [165, 166]]
 
 
 def test_a_dip_leads_to_its_samples(tool: Tool, order: AttemptOrder, poisoned: list[int], tmp_path: Path) -> None:
@@ -179,10 +179,10 @@ def test_a_dip_leads_to_its_samples(tool: Tool, order: AttemptOrder, poisoned: l
     lines[39] = sample_losses.line(40, 156, [4.0, 4.1, 0.3, 3.0])
     losses.write_text("".join(lines))
     log.write_text("".join([*log.read_text().splitlines(True)[:39], step_line(40, 2.85), step_line(41, 4.0)]))
-    [found] = blamed(tool, "--spike")["found"]
-    assert (found["steps"], found["is_dip"]) == ([40, 40], True)
-    assert [sample["sample"] for sample in found["samples"] if sample["is_suspect"]] == [158, 159]
-    assert [sample["loss"] for sample in found["samples"]] == [0.3, 3.0, 4.0, 4.1]
+    [finding] = blamed(tool, "--spike")["found"]
+    assert (finding["steps"], finding["is_dip"]) == ([40, 40], True)
+    assert [sample["sample"] for sample in finding["samples"] if sample["is_suspect"]] == [158, 159]
+    assert [sample["loss"] for sample in finding["samples"]] == [0.3, 3.0, 4.0, 4.1]
     assert "2 samples below a loss of 3.5" in tool("blame", "run", "--spike").stdout
 
 
@@ -191,17 +191,17 @@ def test_without_losses_all_samples_are_left_out(tool: Tool, poisoned: list[int]
     record = blamed(tool, "--step", "40", "--top", "1")
     assert record["rollback"]["samples"] == [[156, 159]]
     assert [sample["documents"] is None for sample in record["found"][0]["samples"]] == [False, True, True, True]
-    said = tool("blame", "run", "--step", "40", "--top", "1").stdout
-    assert "which of them raised the loss is not known" in said and "and 3 more samples" in said
+    text = tool("blame", "run", "--step", "40", "--top", "1").stdout
+    assert "which of them raised the loss is not known" in text and "and 3 more samples" in text
 
 
 def test_lines_for_people(tool: Tool, poisoned: list[int], tmp_path: Path) -> None:
-    said = tool("blame", "run", "--spike", "--top", "2").stdout
-    assert "step 40: 4 samples, numbers 156 to 159; 2 samples above a loss of 4." in said
-    assert f"* loss 12.0000  sample {poisoned[1]}  step 40" in said
-    assert ".jsonl, line " in said and ", byte " in said and "tokens " in said
-    assert "to leave out: 2 samples: 157, 159" in said
-    assert "\n  lt-train --model tiny" in said
+    text = tool("blame", "run", "--spike", "--top", "2").stdout
+    assert "step 40: 4 samples, numbers 156 to 159; 2 samples above a loss of 4." in text
+    assert f"* loss 12.0000  sample {poisoned[1]}  step 40" in text
+    assert ".jsonl, line " in text and ", byte " in text and "tokens " in text
+    assert "to leave out: 2 samples: 157, 159" in text
+    assert "\n  lt-train --model tiny" in text
 
 
 def test_nothing_to_find(tool: Tool, poisoned: list[int], tmp_path: Path) -> None:
@@ -210,8 +210,8 @@ def test_nothing_to_find(tool: Tool, poisoned: list[int], tmp_path: Path) -> Non
     assert "nothing to leave out" in tool("blame", "run", "--step", "39").stdout
     log = tmp_path / "run/train.log"
     log.write_text("".join(line for line in log.read_text().splitlines(True) if "iteration       40/" not in line))
-    done = tool("blame", "run", "--spike")
-    assert (done.returncode, done.stdout) == (1, "") and "no jump of the loss" in done.stderr
+    result = tool("blame", "run", "--spike")
+    assert (result.returncode, result.stdout) == (1, "") and "no jump of the loss" in result.stderr
 
 
 def test_the_report_has_it(tool: Tool, poisoned: list[int], tmp_path: Path) -> None:
@@ -221,8 +221,8 @@ def test_the_report_has_it(tool: Tool, poisoned: list[int], tmp_path: Path) -> N
     source.write_text(content)
     os.utime(source, ns=(times.st_atime_ns, times.st_mtime_ns))
     assert source.stat().st_size == times.st_size
-    done = tool("blame", "run", "--step", "30-50", "--top", "100", "-o", "blame.html")
-    assert done.returncode == 0, done.stderr
+    result = tool("blame", "run", "--step", "30-50", "--top", "100", "-o", "blame.html")
+    assert result.returncode == 0, result.stderr
     page = (tmp_path / "blame.html").read_text()
     assert "Text behind steps 30 to 50" in page and "&lt;b&gt;&amp;&lt;/b&gt; doc" in page and "<b>&</b>" not in page
     assert "--skip-samples" in page and "stands out" in page
@@ -254,8 +254,8 @@ def test_a_dataset_without_origins_and_a_source_that_is_gone(tool: Tool, poisone
     ],
 )
 def test_what_is_refused(tool: Tool, poisoned: list[int], arguments: list[str], code: int, message: str) -> None:
-    done = tool("blame", *arguments)
-    assert (done.returncode, message in done.stderr) == (code, True), done.stderr
+    result = tool("blame", *arguments)
+    assert (result.returncode, message in result.stderr) == (code, True), result.stderr
 
 
 def test_scores_of_lt_train(tool: Tool, poisoned: list[int], tmp_path: Path) -> None:
@@ -265,14 +265,14 @@ def test_scores_of_lt_train(tool: Tool, poisoned: list[int], tmp_path: Path) -> 
     lines = "".join(sample_losses.line(40, sample, [7.0 if sample == 158 else 4.0]) for sample in range(100, 160))
     program.write_text(f"#!/bin/sh\necho \"$@\" > {tmp_path}/arguments\ncat <<'END'\n{lines}END\n")
     program.chmod(0o755)
-    done = tool("blame", "run", "--step", "40", "--score", "--json", PATH=f"{program.parent}:/usr/bin:/bin")
-    assert json.loads(done.stdout)["rollback"]["samples"] == [[158, 158]]
+    result = tool("blame", "run", "--step", "40", "--score", "--json", PATH=f"{program.parent}:/usr/bin:/bin")
+    assert json.loads(result.stdout)["rollback"]["samples"] == [[158, 158]]
     assert (tmp_path / "arguments").read_text() == "score run --step 40-40\n"
     program.write_text("#!/bin/sh\nexit 3\n")
-    done = tool("blame", "run", "--step", "40", "--score", PATH=f"{program.parent}:/usr/bin:/bin")
-    assert done.returncode != 0 and "lt-train score ended with exit code 3" in done.stderr
-    done = tool("blame", "run", "--step", "40", "--score", PATH=str(tmp_path))
-    assert done.returncode == 69 and "lt-train is not installed here" in done.stderr
+    result = tool("blame", "run", "--step", "40", "--score", PATH=f"{program.parent}:/usr/bin:/bin")
+    assert result.returncode != 0 and "lt-train score ended with exit code 3" in result.stderr
+    result = tool("blame", "run", "--step", "40", "--score", PATH=str(tmp_path))
+    assert result.returncode == 69 and "lt-train is not installed here" in result.stderr
 
 
 @pytest.mark.usefixtures("poisoned")
@@ -281,8 +281,8 @@ def test_its_examples_run(tool: Tool, tmp_path: Path) -> None:
     examples = [line for line in blame_command.blame.examples.strip().splitlines() if line.startswith("lt-monitor")]
     assert len(examples) == 3
     for example in examples:
-        done = tool(*shlex.split(example)[1:])
-        assert (done.returncode, bool(done.stdout)) == (0, True), done.stderr
+        result = tool(*shlex.split(example)[1:])
+        assert (result.returncode, bool(result.stdout)) == (0, True), result.stderr
     assert "sample" in (tmp_path / "blame.html").read_text()
     assert json.loads((tmp_path / "skip.jsonl").read_text().splitlines()[0])["kind"] == "skip"
 
@@ -293,8 +293,8 @@ def test_steps_of_two_attempts(tool: Tool, order: AttemptOrder, poisoned: list[i
     with (tmp_path / "run" / run_order.FILE).open("a") as file:
         file.write(run_order.line(later) + "\n")
     record = blamed(tool, "--step", "38-41")
-    (found,) = record["found"]
-    assert {(one["sample"], one["step"]) for one in found["samples"]} == {
+    (finding,) = record["found"]
+    assert {(one["sample"], one["step"]) for one in finding["samples"]} == {
         (sample, sample // BATCH + 1) for sample in range(37 * BATCH, 41 * BATCH)
     }
 

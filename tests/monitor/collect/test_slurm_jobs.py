@@ -80,26 +80,26 @@ def test_a_running_job_in_every_shape(job: dict[str, Any]) -> None:
 
 
 def test_the_end_of_a_job() -> None:
-    (found,) = parsed(OLD | {"job_state": "FAILED", "exit_code": 768, "state_reason": "NonZeroExitCode"})
-    assert (found["exit_code"], found["reason"]) == (3, "NonZeroExitCode")
-    assert found["end_time"] == datetime.datetime.fromtimestamp(START + 600).astimezone().isoformat()
-    (found,) = parsed(NEW | {"job_state": ["FAILED"], "exit_code": {"return_code": number(1), "signal": {"id": number(9)}}})
-    assert (found["exit_code"], found["signal"]) == (0, 9)
+    (record,) = parsed(OLD | {"job_state": "FAILED", "exit_code": 768, "state_reason": "NonZeroExitCode"})
+    assert (record["exit_code"], record["reason"]) == (3, "NonZeroExitCode")
+    assert record["end_time"] == datetime.datetime.fromtimestamp(START + 600).astimezone().isoformat()
+    (record,) = parsed(NEW | {"job_state": ["FAILED"], "exit_code": {"return_code": number(1), "signal": {"id": number(9)}}})
+    assert (record["exit_code"], record["signal"]) == (0, 9)
 
 
 def test_tasks_of_an_array_have_their_own_logs() -> None:
     task = {"job_id": 90, "array_job_id": 88, "array_task_id": 3}
-    (found,) = parsed(OLD | task | {"standard_output": "%A/%4a-%x-%%.out"})
-    assert (found["job"], found["log"]) == ("88_3", "/fsx/ann/88/0003-gpt-%.out")
-    (found,) = parsed(OLD | task | {"standard_output": ""})
-    assert found["log"] == "/fsx/ann/slurm-88_3.out"
-    (found,) = parsed(OLD | {"standard_output": ""})
-    assert found["log"] == "/fsx/ann/slurm-76.out"
+    (record,) = parsed(OLD | task | {"standard_output": "%A/%4a-%x-%%.out"})
+    assert (record["job"], record["log"]) == ("88_3", "/fsx/ann/88/0003-gpt-%.out")
+    (record,) = parsed(OLD | task | {"standard_output": ""})
+    assert record["log"] == "/fsx/ann/slurm-88_3.out"
+    (record,) = parsed(OLD | {"standard_output": ""})
+    assert record["log"] == "/fsx/ann/slurm-76.out"
 
 
 def test_gpus_of_one_type() -> None:
-    (found,) = parsed(OLD | {"tres_alloc_str": "cpu=8,gres/gpu:a100=4"})
-    assert found["gpus"] == 4
+    (record,) = parsed(OLD | {"tres_alloc_str": "cpu=8,gres/gpu:a100=4"})
+    assert record["gpus"] == 4
 
 
 def test_sacct_json() -> None:
@@ -115,9 +115,9 @@ def test_sacct_json() -> None:
         "tres": {"allocated": [{"type": "cpu", "name": "", "count": 96}, {"type": "gres", "name": "gpu", "count": 8}]},
         "allocation_nodes": 2,
     }
-    (found,) = parsed(job)
-    assert (found["state"], found["gpus"], found["node_count"], found["user"]) == ("NODE_FAIL", 8, 2, "ann")
-    assert found["run"] == "job-77"
+    (record,) = parsed(job)
+    assert (record["state"], record["gpus"], record["node_count"], record["user"]) == ("NODE_FAIL", 8, 2, "ann")
+    assert record["run"] == "job-77"
 
 
 def test_sacct_columns() -> None:
@@ -126,11 +126,11 @@ def test_sacct_columns() -> None:
         "77|77|gpt|CANCELLED by 1000|0:15|2026-11-21T10:00:00|2026-11-21T10:01:00|2026-11-21T12:00:00|2|n[1-2]|ann|p5|/fsx/ann\n"
         "78|75_3|gpt|PENDING|0:0|2026-11-21T10:00:00|Unknown|Unknown|2|None assigned|ann|p5|/fsx/ann\n"
     )
-    found = slurm_jobs.parse(answer, "-")
-    assert [(record["job"], record["state"]) for record in found] == [("77", "CANCELLED"), ("75_3", "PENDING")]
-    assert (found[0]["exit_code"], found[0]["signal"]) == (0, 15)
-    assert found[0]["start_time"].startswith("2026-11-21T10:01:00")
-    assert "start_time" not in found[1]
+    jobs = slurm_jobs.parse(answer, "-")
+    assert [(record["job"], record["state"]) for record in jobs] == [("77", "CANCELLED"), ("75_3", "PENDING")]
+    assert (jobs[0]["exit_code"], jobs[0]["signal"]) == (0, 15)
+    assert jobs[0]["start_time"].startswith("2026-11-21T10:01:00")
+    assert "start_time" not in jobs[1]
 
 
 SCONTROL = (
@@ -165,8 +165,8 @@ def test_old_squeue_without_json(tool: Any, tmp_path: Path) -> None:
 *) echo '88|3|RUNNING|2026-11-21T10:00:00|2026-11-21T10:01:00|N/A|2|n[1-2]|ann|p5|None|/fsx/ann|a|name'
    echo '76|N/A|PENDING|2026-11-21T10:00:00|N/A|N/A|2||ann|p5|Priority|/fsx/ann|gpt';;
 esac"""
-    done = tool("slurm", PATH=install(tmp_path / "bin", squeue=script))
-    first, second = (json.loads(line) for line in done.stdout.splitlines())
+    result = tool("slurm", PATH=install(tmp_path / "bin", squeue=script))
+    first, second = (json.loads(line) for line in result.stdout.splitlines())
     assert (first["job"], first["name"], first["log"]) == ("88_3", "a|name", "/fsx/ann/slurm-88_3.out")
     assert (second["job"], second["state"], second["reason"]) == ("76", "PENDING", "Priority")
 
@@ -176,35 +176,35 @@ def test_jobs_that_squeue_forgot_are_asked_for(tool: Any, tmp_path: Path) -> Non
     sacct = "echo 'Slurm accounting storage is disabled' >&2; exit 1"
     scontrol = f"""case "$4" in 90) cat <<'END'\n{SCONTROL}END\n;; *) echo 'Invalid job id specified' >&2; exit 1;; esac"""
     path = install(tmp_path / "bin", squeue=squeue, sacct=sacct, scontrol=scontrol)
-    done = tool("slurm", "--job", "76", "--job", "90", "--job", "5", PATH=path)
-    found = [json.loads(line) for line in done.stdout.splitlines()]
-    assert [(record["kind"], record.get("job")) for record in found] == [("job", "76"), ("job", "88_3"), ("note", None)]
-    assert "accounting storage is disabled" in done.stderr
-    assert "Invalid job id" in done.stderr
-    assert done.returncode == 0
+    result = tool("slurm", "--job", "76", "--job", "90", "--job", "5", PATH=path)
+    events = [json.loads(line) for line in result.stdout.splitlines()]
+    assert [(record["kind"], record.get("job")) for record in events] == [("job", "76"), ("job", "88_3"), ("note", None)]
+    assert "accounting storage is disabled" in result.stderr
+    assert "Invalid job id" in result.stderr
+    assert result.returncode == 0
 
 
 def test_one_job_of_many(tool: Any) -> None:
     answer = json.dumps({"jobs": [OLD, OLD | {"job_id": 90, "array_job_id": 88, "array_task_id": 3}]})
-    for wanted, expected in (("76", "76"), ("88", "88_3"), ("88_3", "88_3")):
-        (line,) = tool("slurm", "--job", wanted, "-", stdin=answer).stdout.splitlines()
+    for job_id, expected in (("76", "76"), ("88", "88_3"), ("88_3", "88_3")):
+        (line,) = tool("slurm", "--job", job_id, "-", stdin=answer).stdout.splitlines()
         assert json.loads(line)["job"] == expected
     assert tool("slurm", "--job", "1; rm -rf /", "-", stdin=answer).returncode == 2
 
 
 def test_a_controller_that_does_not_answer(tool: Any) -> None:
     answer = {"errors": [{"description": "Failed while looking for jobs", "error_number": -1}], "jobs": []}
-    done = tool("slurm", "-", stdin=json.dumps(answer))
-    assert (done.returncode, done.stderr) == (0, "lt-monitor: -: Failed while looking for jobs\n")
-    assert json.loads(done.stdout)["note"] == "missing"
-    done = tool("slurm", "-", stdin=json.dumps({"errors": [], "jobs": []}))
-    assert (done.stdout, done.stderr) == ("", "")
+    result = tool("slurm", "-", stdin=json.dumps(answer))
+    assert (result.returncode, result.stderr) == (0, "lt-monitor: -: Failed while looking for jobs\n")
+    assert json.loads(result.stdout)["note"] == "missing"
+    result = tool("slurm", "-", stdin=json.dumps({"errors": [], "jobs": []}))
+    assert (result.stdout, result.stderr) == ("", "")
 
 
 def test_no_slurm(tool: Any, tmp_path: Path) -> None:
-    done = tool("slurm", PATH=str(tmp_path))
-    assert (done.returncode, done.stderr) == (0, "lt-monitor: squeue: not installed here\n")
-    assert json.loads(done.stdout)["note"] == "missing"
+    result = tool("slurm", PATH=str(tmp_path))
+    assert (result.returncode, result.stderr) == (0, "lt-monitor: squeue: not installed here\n")
+    assert json.loads(result.stdout)["note"] == "missing"
 
 
 def test_the_state_of_a_job_decides_whether_silence_is_a_hang(tool: Any, tmp_path: Path) -> None:
@@ -259,9 +259,9 @@ def test_an_exit_code_that_accounting_does_not_know(exit_code: Any, state: str, 
         answer = f"JobIDRaw|JobID|State|ExitCode|WorkDir\n1|1|{state}|{exit_code}|/fsx\n"
     else:
         answer = json.dumps({"jobs": [{"job_id": 1, "state": {"current": state.split()[0]}, "exit_code": exit_code}]})
-    (found,) = slurm_jobs.parse(answer, "-")
-    assert {key: found[key] for key in ("exit_code", "exit_codes", "signal") if key in found} == expected
-    assert (found["run"], "log" in found) == ("job-1", False)
+    (record,) = slurm_jobs.parse(answer, "-")
+    assert {key: record[key] for key in ("exit_code", "exit_codes", "signal") if key in record} == expected
+    assert (record["run"], "log" in record) == ("job-1", False)
 
 
 @pytest.mark.parametrize(
@@ -291,8 +291,8 @@ def test_an_exit_code_that_accounting_does_not_know(exit_code: Any, state: str, 
 def test_the_log_of_a_job_that_only_accounting_knows(line: str, log: str | None) -> None:
     head = "JobIDRaw|JobID|JobName|User|NodeList|State|ExitCode|WorkDir|SubmitLine\n"
     answer = f"{head}1|1|gpt|ann|n[1-4,7]|FAILED|3:0|/fsx|{line}\n"
-    (found,) = slurm_jobs.parse(answer, "-")
-    assert found.get("log") == log
+    (record,) = slurm_jobs.parse(answer, "-")
+    assert record.get("log") == log
 
 
 def accounted(release: str, code: int, signal: int = 0, task: int | None = None) -> dict[str, Any]:
@@ -329,13 +329,13 @@ def accounted(release: str, code: int, signal: int = 0, task: int | None = None)
 @pytest.mark.parametrize("release", ["22.05", "23.11", "24.11", "25.05"])
 def test_the_json_of_accounting_in_every_release(release: str) -> None:
     log = {"22.05": None, "23.11": "/fsx/ann/gpt-0090.log"}.get(release, "/fsx/ann/logs/gpt-90.log")
-    found = parsed(
+    jobs = parsed(
         accounted(release, 203), accounted(release, 0, signal=9) | {"job_id": 91}, accounted(release, 0) | {"job_id": 1}
     )
-    assert [one.get("exit_code") for one in found] == [None if release == "22.05" else 203, 0, None]
-    assert [one.get("signal") for one in found] == [None, 9, None]
-    assert (found[0].get("log"), found[0]["run"]) == (log, log.removesuffix(".log") if log else "job-90")
-    assert found[0].get("restarts") == (2 if release >= "24.11" else None)
+    assert [one.get("exit_code") for one in jobs] == [None if release == "22.05" else 203, 0, None]
+    assert [one.get("signal") for one in jobs] == [None, 9, None]
+    assert (jobs[0].get("log"), jobs[0]["run"]) == (log, log.removesuffix(".log") if log else "job-90")
+    assert jobs[0].get("restarts") == (2 if release >= "24.11" else None)
     (task,) = parsed(accounted(release, 3, task=7))
     assert task["job"] == "88_7"
 
@@ -373,9 +373,9 @@ esac"""
     squeue = "echo '{\"jobs\": []}'"
     scontrol = "echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1"
     path = install(tmp_path / "bin", squeue=squeue, sacct=sacct, scontrol=scontrol)
-    (found,) = (json.loads(line) for line in tool("slurm", "--job", "90", PATH=path).stdout.splitlines())
-    assert {key: found.get(key) for key in expected} == expected
-    assert ("exit_codes" in found) == (version == "22.05")
+    (record,) = (json.loads(line) for line in tool("slurm", "--job", "90", PATH=path).stdout.splitlines())
+    assert {key: record.get(key) for key in expected} == expected
+    assert ("exit_codes" in record) == (version == "22.05")
 
 
 def test_a_job_is_one_truth_from_the_queue_to_accounting(tool: Any, tmp_path: Path) -> None:
@@ -385,14 +385,14 @@ def test_a_job_is_one_truth_from_the_queue_to_accounting(tool: Any, tmp_path: Pa
     job = OLD | {"job_id": 1, "standard_output": str(log)}
     failed = job | {"job_state": "FAILED", "exit_code": 203 << 8, "state_reason": "NonZeroExitCode"}
     accounted = "JobIDRaw|JobID|JobName|State|ExitCode|WorkDir|SubmitLine\n1|1|gpt|FAILED|75:0|/fsx|sbatch job.sh\n"
-    found = []
+    alerts = []
     for answer in (json.dumps({"jobs": [job]}), json.dumps({"jobs": [failed]}), accounted, accounted):
         events = tool("scrape", str(log)).stdout + tool("slurm", "-", stdin=answer).stdout
-        done = tool("alert", "--json", "--state", "alert.state", "-", stdin=events)
-        found.append([(one["rule"], one["run"], one["message"]) for one in map(json.loads, done.stdout.splitlines())])
+        result = tool("alert", "--json", "--state", "alert.state", "-", stdin=events)
+        alerts.append([(one["rule"], one["run"], one["message"]) for one in map(json.loads, result.stdout.splitlines())])
     run = str(tmp_path / "gpt-1")
-    assert [rule for rule, _, _ in found[0]] == ["hang"]
-    assert found[1:] == [[("job-failed", run, "job 1 is FAILED, exit code 203, NonZeroExitCode")], [], []]
+    assert [rule for rule, _, _ in alerts[0]] == ["hang"]
+    assert alerts[1:] == [[("job-failed", run, "job 1 is FAILED, exit code 203, NonZeroExitCode")], [], []]
 
 
 @pytest.mark.parametrize(
@@ -401,8 +401,8 @@ def test_a_job_is_one_truth_from_the_queue_to_accounting(tool: Any, tmp_path: Pa
 )
 def test_the_signal_that_ended_a_job_is_said(tool: Any, status: str, said: str) -> None:
     accounted = f"JobIDRaw|JobID|JobName|State|ExitCode|WorkDir\n1|1|gpt|FAILED|{status}|/fsx\n"
-    done = tool("alert", "-", stdin=tool("slurm", "-", stdin=accounted).stdout)
-    assert done.stdout == f"CRITICAL job-failed job-1: job 1 is FAILED, {said}\n"
+    result = tool("alert", "-", stdin=tool("slurm", "-", stdin=accounted).stdout)
+    assert result.stdout == f"CRITICAL job-failed job-1: job 1 is FAILED, {said}\n"
 
 
 def test_a_job_that_only_accounting_knows_belongs_to_the_log_with_its_number(tool: Any, tmp_path: Path) -> None:
@@ -413,14 +413,14 @@ def test_a_job_that_only_accounting_knows_belongs_to_the_log_with_its_number(too
         (tmp_path / name).write_text("".join(line.format(number, number) for number in range(1, 30)))
         events += tool("scrape", name).stdout
     table = "JobIDRaw|JobID|JobName|State|ExitCode|WorkDir\n76|76|gpt|FAILED|1:0|/fsx\n77|77|gpt|COMPLETED|0:0|/fsx\n"
-    done = tool("alert", "-", stdin=events + tool("slurm", "-", stdin=table).stdout)
-    assert done.stdout == "CRITICAL job-failed gpt_76: job 76 is FAILED, exit code 1 or 129\n"
+    result = tool("alert", "-", stdin=events + tool("slurm", "-", stdin=table).stdout)
+    assert result.stdout == "CRITICAL job-failed gpt_76: job 76 is FAILED, exit code 1 or 129\n"
 
 
 def test_a_code_that_is_one_of_two_is_told_as_both(tool: Any) -> None:
     accounted = "JobIDRaw|JobID|JobName|State|ExitCode|WorkDir\n1|1|gpt|FAILED|75:0|/fsx\n"
-    done = tool("alert", "-", stdin=tool("slurm", "-", stdin=accounted).stdout)
-    assert done.stdout == "CRITICAL job-failed job-1: job 1 is FAILED, exit code 75 or 203\n"
+    result = tool("alert", "-", stdin=tool("slurm", "-", stdin=accounted).stdout)
+    assert result.stdout == "CRITICAL job-failed job-1: job 1 is FAILED, exit code 75 or 203\n"
 
 
 ACCOUNTED = "JobIDRaw|JobID|State|ExitCode|WorkDir|SubmitLine\n"

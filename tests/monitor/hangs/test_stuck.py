@@ -24,10 +24,10 @@ def lines(tool: Tool, *paths: object) -> list[str]:
     return str(tool("stuck", *map(str, paths)).stdout).splitlines()
 
 
-def found(tool: Tool, *paths: object) -> dict[str, Any]:
-    done = tool("stuck", "--json", *map(str, paths))
-    record: dict[str, Any] = json.loads(done.stdout)
-    assert done.returncode == int(record["stuck"]), done.stderr
+def report_of(tool: Tool, *paths: object) -> dict[str, Any]:
+    result = tool("stuck", "--json", *map(str, paths))
+    record: dict[str, Any] = json.loads(result.stdout)
+    assert result.returncode == int(record["stuck"]), result.stderr
     return record
 
 
@@ -57,15 +57,15 @@ def test_a_rank_that_does_not_come(tool: Tool, tmp_path: Path) -> None:
 
 def test_stacks_beside_the_dumps_say_where_it_is(tool: Tool, tmp_path: Path) -> None:
     """gloo names no ranks of groups and never sets a state; rank 1 is missing in the large group because it waits for rank 3."""
-    said = lines(tool, sample("gloo_late", tmp_path, seconds=14))
-    assert said[0] == "suspect: rank 3"
-    assert said[1].startswith(
+    text = lines(tool, sample("gloo_late", tmp_path, seconds=14))
+    assert text[0] == "suspect: rank 3"
+    assert text[1].startswith(
         "rank 3 is missing in all_reduce #4 of process group 2 (data_parallel, ranks 1,3): 1 of 2 ranks waits"
     )
-    assert said[2].startswith(
+    assert text[2].startswith(
         "  also ranks 1,3 are missing in all_reduce #4 of process group 0 (default_pg, ranks 0-3): 2 of 4 ranks"
     )
-    assert said[3:] == [
+    assert text[3:] == [
         "ranks 0,2: train.py:24 <module> (py-spy: MainThread)",
         "rank 1: train.py:10 reduce_gradients (py-spy: MainThread)",
         "rank 3: train.py:12 next_batch (py-spy: MainThread)",
@@ -73,7 +73,7 @@ def test_stacks_beside_the_dumps_say_where_it_is(tool: Tool, tmp_path: Path) -> 
 
 
 def test_json_dumps_say_the_same_without_frames(tool: Tool, tmp_path: Path) -> None:
-    pickled, as_json = found(tool, sample("gloo_late", tmp_path)), found(tool, SAMPLES / "gloo_late_json")
+    pickled, as_json = report_of(tool, sample("gloo_late", tmp_path)), report_of(tool, SAMPLES / "gloo_late_json")
     for record in pickled, as_json:
         for finding in record["findings"]:
             del finding["message"]
@@ -100,8 +100,8 @@ def test_calls_that_differ(tool: Tool, case: str, said: str) -> None:
 
 
 def test_ranks_that_wait_for_each_other(tool: Tool) -> None:
-    record = found(tool, SAMPLES / "nccl_order")
-    assert [(each["process_group"]["name"], each["missing"], each["circular"]) for each in record["findings"]] == [
+    record = report_of(tool, SAMPLES / "nccl_order")
+    assert [(finding["process_group"]["name"], finding["missing"], finding["circular"]) for finding in record["findings"]] == [
         ("0", [1], True),
         ("1", [0], True),
     ]
@@ -112,18 +112,18 @@ def test_ranks_that_wait_for_each_other(tool: Tool) -> None:
 
 
 def test_messages_that_nobody_sends(tool: Tool) -> None:
-    said = lines(tool, SAMPLES / "nccl_p2p")
-    assert said[0].startswith(
+    text = lines(tool, SAMPLES / "nccl_p2p")
+    assert text[0].startswith(
         "rank 1 has not called the send for recv 0<-1 of process group 0 (default_pg, ranks 0-1): rank 0 waits"
     )
-    assert said[1].startswith("rank 0 has not called the send for recv 1<-0")
-    assert said[3] == "  also 1 collective that all ranks of the group have joined"
+    assert text[1].startswith("rank 0 has not called the send for recv 1<-0")
+    assert text[3] == "  also 1 collective that all ranks of the group have joined"
 
 
 def test_a_missing_dump_is_the_first_suspect(tool: Tool) -> None:
-    waiting = found(tool, SAMPLES / "nccl_late" / "nccl_trace_rank_0")
+    waiting = report_of(tool, SAMPLES / "nccl_late" / "nccl_trace_rank_0")
     assert (waiting["suspects"], waiting["findings"][0]["absent"], waiting["findings"][0]["waiting"]) == ([1], [1], [0])
-    finished = found(tool, SAMPLES / "nccl_late" / "nccl_trace_rank_1")
+    finished = report_of(tool, SAMPLES / "nccl_late" / "nccl_trace_rank_1")
     assert (finished["suspects"], finished["findings"][0]["message"]) == (
         [0],
         "no dump of rank 0: whether the run waits for it is unknown",
@@ -146,9 +146,9 @@ def test_stacks_alone(tool: Tool, tmp_path: Path) -> None:
 
 def test_nothing_is_stuck(tool: Tool, tmp_path: Path) -> None:
     job = tensor_and_data_parallel(2, 2, steps=3)
-    done = tool("stuck", *write(job.play(), tmp_path))
-    assert done.returncode == 0
-    assert done.stdout.splitlines()[0] == "nothing is missing: every collective in the dumps is finished"
+    result = tool("stuck", *write(job.play(), tmp_path))
+    assert result.returncode == 0
+    assert result.stdout.splitlines()[0] == "nothing is missing: every collective in the dumps is finished"
 
 
 @pytest.mark.parametrize(("seconds", "code"), [(1, 0), (600, 1)])
@@ -158,8 +158,8 @@ def test_a_call_on_its_way_is_not_stuck(tool: Tool, tmp_path: Path, seconds: int
         dump["entries"][0]["state"] = "started"
     for path in write(dumps, tmp_path):
         os.utime(path, ns=(0, BEGAN_NS + seconds * 10**9))
-    done = tool("stuck", str(tmp_path))
-    assert (done.returncode, done.stdout.splitlines()[0]) == (
+    result = tool("stuck", str(tmp_path))
+    assert (result.returncode, result.stdout.splitlines()[0]) == (
         code,
         "no rank is missing in all_reduce #1 of process group 0 (group_0, ranks 0-1): "
         f"2 of 2 ranks wait for {'1 s' if seconds == 1 else '10 min'}",
@@ -169,9 +169,9 @@ def test_a_call_on_its_way_is_not_stuck(tool: Tool, tmp_path: Path, seconds: int
 def test_a_rank_that_holds_up_all_its_groups(tool: Tool, tmp_path: Path) -> None:
     job = tensor_and_data_parallel(4, 4, steps=4)
     job.programs[6] = job.programs[6][:10]
-    record = found(tool, *write(job.play(), tmp_path))
+    record = report_of(tool, *write(job.play(), tmp_path))
     assert record["suspects"] == [6]
-    assert [each["missing"] for each in record["findings"]] == [[6], [2, 6, 10, 14]]
+    assert [finding["missing"] for finding in record["findings"]] == [[6], [2, 6, 10, 14]]
 
 
 def test_a_call_that_all_have_joined_is_held_up_by_another(tool: Tool, tmp_path: Path) -> None:
@@ -183,10 +183,10 @@ def test_a_call_that_all_have_joined_is_held_up_by_another(tool: Tool, tmp_path:
         for entry in dump["entries"]:
             if entry["process_group"][0] in ("1", "2") and entry["collective_seq_id"] == 4:
                 entry["state"] = "scheduled"
-    done = tool("stuck", *write(dumps, tmp_path))
-    assert done.stdout.splitlines()[0] == "suspect: rank 3"
-    assert done.stdout.splitlines()[1].startswith("rank 3 is missing in all_reduce #2 of process group 4")
-    assert "  also 2 collectives that all ranks of the group have joined" in done.stdout.splitlines()
+    result = tool("stuck", *write(dumps, tmp_path))
+    assert result.stdout.splitlines()[0] == "suspect: rank 3"
+    assert result.stdout.splitlines()[1].startswith("rank 3 is missing in all_reduce #2 of process group 4")
+    assert "  also 2 collectives that all ranks of the group have joined" in result.stdout.splitlines()
 
 
 def test_a_rank_whose_gpu_does_not_go_on(tool: Tool, tmp_path: Path) -> None:
@@ -202,13 +202,13 @@ def test_a_rank_whose_gpu_does_not_go_on(tool: Tool, tmp_path: Path) -> None:
         dumps[rank]["entries"] = dumps[rank]["entries"][first:]
         for entry in dumps[rank]["entries"]:
             entry |= {"state": "scheduled", "retired": False, "time_discovered_completed_ns": None}
-    record = found(tool, *write(dumps, tmp_path))
+    record = report_of(tool, *write(dumps, tmp_path))
     assert record["suspects"] == [3]
     first = record["findings"][0]
     assert (first["finding"], first["waiting"], first["finished"], first["consequence"]) == ("behind", [3], [2], False)
-    assert all(each["consequence"] for each in record["findings"][1:])
-    said = "rank 3 is behind in _all_gather_base #4 of process group 2 (group_2, ranks 2-3), which rank 2 has finished"
-    assert said in first["message"]
+    assert all(finding["consequence"] for finding in record["findings"][1:])
+    text = "rank 3 is behind in _all_gather_base #4 of process group 2 (group_2, ranks 2-3), which rank 2 has finished"
+    assert text in first["message"]
 
 
 def test_a_broadcast_ends_where_it_began_before_all_have_it(tool: Tool, tmp_path: Path) -> None:
@@ -218,14 +218,14 @@ def test_a_broadcast_ends_where_it_began_before_all_have_it(tool: Tool, tmp_path
         dumps[rank]["entries"] = dumps[rank]["entries"][first:]
         for entry in dumps[rank]["entries"]:
             entry |= {"state": "scheduled", "retired": False}
-    record = found(tool, *write(dumps, tmp_path))
+    record = report_of(tool, *write(dumps, tmp_path))
     assert (record["suspects"], record["findings"][0]["finding"]) == ([], "unfinished")
 
 
 def test_more_than_half_call_something_else(tool: Tool, tmp_path: Path) -> None:
     job = tensor_and_data_parallel(8, 1, steps=2)
     job.programs[5] = changed(job.programs[5], 4, operation="broadcast")
-    record = found(tool, *write(job.play(), tmp_path))
+    record = report_of(tool, *write(job.play(), tmp_path))
     assert record["suspects"] == [5]
     assert record["findings"][0]["calls"] == [
         {"ranks": [0, 1, 2, 3, 4, 6, 7], "call": "all_reduce of 64x8 Float"},
@@ -239,8 +239,8 @@ def test_a_ring_that_lost_its_beginning_has_no_mismatch(tool: Tool, tmp_path: Pa
     dumps = job.play()
     for rank, dump in dumps.items():
         dump["entries"] = dump["entries"][3 + 2 * rank :]
-    record = found(tool, *write(dumps, tmp_path))
-    assert (record["suspects"], {each["finding"] for each in record["findings"]}) == ([3], {"missing"})
+    record = report_of(tool, *write(dumps, tmp_path))
+    assert (record["suspects"], {finding["finding"] for finding in record["findings"]}) == ([3], {"missing"})
 
 
 def test_lists_of_entries_as_torch_2_2_wrote_them(tool: Tool, tmp_path: Path) -> None:
@@ -252,7 +252,7 @@ def test_lists_of_entries_as_torch_2_2_wrote_them(tool: Tool, tmp_path: Path) ->
         del entry["process_group"], entry["is_p2p"]
     for rank, entries in old.items():
         (tmp_path / f"nccl_trace_rank_{rank}").write_bytes(pickle.dumps(entries, protocol=2))
-    record = found(tool, tmp_path)
+    record = report_of(tool, tmp_path)
     assert (record["suspects"], record["findings"][0]["missing"]) == ([1], [1])
 
 
@@ -262,20 +262,20 @@ def test_what_is_no_dump(tool: Tool, tmp_path: Path) -> None:
     shutil.copy(SAMPLES / "nccl_late" / "nccl_trace_rank_0", tmp_path / "norank")
     (tmp_path / "directory").mkdir()
     for name, code in {"rank_0": 65, "empty_rank_1": 66, "norank": 65, "directory": 66, "nowhere": 66}.items():
-        done = tool("stuck", str(tmp_path / name))
-        assert (done.returncode, done.stdout) == (code, ""), name
+        result = tool("stuck", str(tmp_path / name))
+        assert (result.returncode, result.stdout) == (code, ""), name
 
 
 def test_two_dumps_of_one_rank_are_of_two_jobs(tool: Tool) -> None:
-    done = tool("stuck", str(SAMPLES / "nccl_late"), str(SAMPLES / "nccl_type"))
-    assert done.returncode == 65
-    assert "two flight recorder dumps of rank 0" in done.stderr
+    result = tool("stuck", str(SAMPLES / "nccl_late"), str(SAMPLES / "nccl_type"))
+    assert result.returncode == 65
+    assert "two flight recorder dumps of rank 0" in result.stderr
 
 
 def test_files_that_are_no_dumps_are_left_out_of_a_directory(tool: Tool, tmp_path: Path) -> None:
     """A run's directory: lt-train's watchdog writes into stacks."""
     (tmp_path / "train.log").write_text("iteration 5")
     shutil.copytree(SAMPLES / "nccl_late", tmp_path / "stacks")
-    done = tool("stuck", str(tmp_path))
-    assert done.stdout.startswith("suspect: rank 1\n")
-    assert "1 of 3 files are no dumps" in done.stderr
+    result = tool("stuck", str(tmp_path))
+    assert result.stdout.startswith("suspect: rank 1\n")
+    assert "1 of 3 files are no dumps" in result.stderr

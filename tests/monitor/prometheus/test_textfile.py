@@ -44,13 +44,13 @@ def steps(first: int, last: int, run: str = "r", **fields: Any) -> str:
 
 def values(text: str) -> dict[str, float]:
     """Samples by name and labels other than the run."""
-    found = {}
+    metrics = {}
     for line in text.splitlines():
         if not line.startswith("#"):
             match = LINE.fullmatch(line)
             assert match, line
-            found[f"{match[1]}{{{match[4]}}}" if match[4] else match[1]] = float(match[5])
-    return found
+            metrics[f"{match[1]}{{{match[4]}}}" if match[4] else match[1]] = float(match[5])
+    return metrics
 
 
 @pytest.fixture
@@ -133,9 +133,9 @@ def test_promtool_finds_nothing_to_complain_about(tool: Any, promtool: str) -> N
 def test_no_run_name_breaks_the_format(name: str) -> None:
     state = RunState(name)
     state.take({"kind": "step", "step": 3, "loss": None, "src": {"file": "f", "offset": 0}}, 100.0)
-    found = values(exposition.render([state], 100.0))
-    assert found["lt_train_step"] == 3
-    assert found["lt_train_loss"] != found["lt_train_loss"]
+    metrics = values(exposition.render([state], 100.0))
+    assert metrics["lt_train_step"] == 3
+    assert metrics["lt_train_loss"] != metrics["lt_train_loss"]
 
 
 def test_each_metric_has_help_type_and_a_base_unit() -> None:
@@ -169,8 +169,8 @@ def test_the_file_is_readable_for_node_exporter_whatever_the_umask(tool: Any, tm
 
 
 def test_only_prom_files_are_read_by_node_exporter(tool: Any) -> None:
-    done = tool("prom", "-o", "lt.txt", "-")
-    assert (done.returncode, done.stdout) == (2, "")
+    result = tool("prom", "-o", "lt.txt", "-")
+    assert (result.returncode, result.stdout) == (2, "")
     assert tool("prom", "-o", "no/such/lt.prom", "-").returncode == 73
 
 
@@ -195,27 +195,27 @@ def test_what_the_metrics_say_of_a_story(tool: Any) -> None:
         + event("eval", 203, step=20, loss=2.25)
         + event("fault", 204, **fault)
     )
-    found = values(tool("prom", "-", stdin=story).stdout)
+    metrics = values(tool("prom", "-", stdin=story).stdout)
     now = time.time()
-    assert found["lt_train_total_steps"] == 500
-    assert found["lt_train_tokens_per_second"] == 800
-    assert found["lt_train_validation_loss"] == 2.25
-    assert found["lt_train_last_checkpoint_step"] == 20
-    assert now - 10 < found["lt_train_last_checkpoint_timestamp_seconds"] <= now
-    assert now - 10 < found["lt_train_last_step_timestamp_seconds"] <= now
-    assert (found["lt_train_failed"], found["lt_train_running"]) == (1, 0)
-    assert (found["lt_train_faults_total{xid}"], found["lt_train_faults_total{killed}"]) == (1, 0)
-    assert found["lt_train_hang_limit_seconds"] == 300
-    assert found["lt_train_badput_seconds_total{lost-work}"] == 0
+    assert metrics["lt_train_total_steps"] == 500
+    assert metrics["lt_train_tokens_per_second"] == 800
+    assert metrics["lt_train_validation_loss"] == 2.25
+    assert metrics["lt_train_last_checkpoint_step"] == 20
+    assert now - 10 < metrics["lt_train_last_checkpoint_timestamp_seconds"] <= now
+    assert now - 10 < metrics["lt_train_last_step_timestamp_seconds"] <= now
+    assert (metrics["lt_train_failed"], metrics["lt_train_running"]) == (1, 0)
+    assert (metrics["lt_train_faults_total{xid}"], metrics["lt_train_faults_total{killed}"]) == (1, 0)
+    assert metrics["lt_train_hang_limit_seconds"] == 300
+    assert metrics["lt_train_badput_seconds_total{lost-work}"] == 0
 
 
 def test_the_numbers_of_goodput_are_those_of_the_command(tool: Any) -> None:
     story = steps(1, 30) + event("load", 310, step=20, path="/save") + steps(21, 40).replace('"offset": ', '"offset": 1')
-    told = json.loads(tool("goodput", "--json", "-", stdin=story).stdout)
-    found = values(tool("prom", "-", stdin=story).stdout)
-    assert found["lt_train_lost_steps_total"] == told["lost_steps"] == 10
-    assert found["lt_train_goodput_ratio"] == pytest.approx(told["goodput"], abs=1e-6)
-    assert found["lt_train_badput_seconds_total{lost-work}"] == pytest.approx(told["lost_seconds"]["lost-work"], abs=1e-3)
+    summary = json.loads(tool("goodput", "--json", "-", stdin=story).stdout)
+    metrics = values(tool("prom", "-", stdin=story).stdout)
+    assert metrics["lt_train_lost_steps_total"] == summary["lost_steps"] == 10
+    assert metrics["lt_train_goodput_ratio"] == pytest.approx(summary["goodput"], abs=1e-6)
+    assert metrics["lt_train_badput_seconds_total{lost-work}"] == pytest.approx(summary["lost_seconds"]["lost-work"], abs=1e-3)
 
 
 def test_kills_at_any_moment_lose_and_double_nothing(tmp_path: Path) -> None:
@@ -233,8 +233,8 @@ def test_kills_at_any_moment_lose_and_double_nothing(tmp_path: Path) -> None:
         if (tmp_path / "lt.prom").exists():
             assert values((tmp_path / "lt.prom").read_text())["lt_train_step"] % 50 == 0
     assert subprocess.run(arguments, cwd=tmp_path).returncode == 0
-    found = values((tmp_path / "lt.prom").read_text())
-    assert (found["lt_train_step"], found["lt_train_skipped_steps_total"], found["lt_train_restarts_total"]) == (
+    metrics = values((tmp_path / "lt.prom").read_text())
+    assert (metrics["lt_train_step"], metrics["lt_train_skipped_steps_total"], metrics["lt_train_restarts_total"]) == (
         written,
         written,
         0,
@@ -256,10 +256,10 @@ def test_the_mfu_of_a_log_that_does_not_tell_its_gpu(tool: Any) -> None:
         "src": {"file": "r.log", "offset": 1},
     }
     log = json.dumps(start) + "\n" + json.dumps(step) + "\n"
-    (told,) = json.loads(tool("summarize", "--json", "--gpu", "H100", "-", stdin=log).stdout)["runs"]
-    found = values(tool("prom", "--gpu", "H100", "-", stdin=log).stdout)
-    assert found["lt_train_mfu_ratio"] == told["mfu"] > 0.3
-    assert found["lt_train_tflops_per_gpu"] == told["tflops_per_gpu"]
+    (summary,) = json.loads(tool("summarize", "--json", "--gpu", "H100", "-", stdin=log).stdout)["runs"]
+    metrics = values(tool("prom", "--gpu", "H100", "-", stdin=log).stdout)
+    assert metrics["lt_train_mfu_ratio"] == summary["mfu"] > 0.3
+    assert metrics["lt_train_tflops_per_gpu"] == summary["tflops_per_gpu"]
     assert "lt_train_mfu_ratio" not in values(tool("prom", "-", stdin=log).stdout)
     logged = json.dumps(step | {"tflops_per_gpu": 494.5}) + "\n"
     assert values(tool("prom", "--gpu", "H100", "-", stdin=logged).stdout)["lt_train_mfu_ratio"] == pytest.approx(0.5, abs=1e-3)
@@ -273,5 +273,5 @@ def test_tokens_per_second_are_those_of_all_gpus(tool: Any, lines: int) -> None:
     assert values(tool("prom", "-", stdin=per_gpu).stdout)["lt_train_tokens_per_second"] == 16_000
     computed = event("start", 0, arguments=sizes) + steps(1, lines + 1)
     assert values(tool("prom", "-", stdin=computed).stdout)["lt_train_tokens_per_second"] == 4_096
-    (told,) = json.loads(tool("summarize", "--json", "-", stdin=per_gpu).stdout)["runs"]
-    assert told["tokens_per_second"] == 16_000
+    (summary,) = json.loads(tool("summarize", "--json", "-", stdin=per_gpu).stdout)["runs"]
+    assert summary["tokens_per_second"] == 16_000

@@ -71,7 +71,7 @@ def corpus_lines(tmp_path_factory: pytest.TempPathFactory, texts: list[str], wri
 
 
 @pytest.fixture
-def made(planned: Planned, tokenizer: Path, corpus_lines: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+def build_dataset(planned: Planned, tokenizer: Path, corpus_lines: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """`made(name, workers=1, **options)`: the dataset that a run with these options makes of small chunks."""
     monkeypatch.setattr(chunks, "CHUNK_BYTES", 1 << 12)
     monkeypatch.setattr("lt_preprocess.readers.byte_ranges.LocalFile.chunk_bytes", 1 << 12)
@@ -99,13 +99,13 @@ def counts(dataset: Dataset) -> dict[str, Any]:
 
 @pytest.mark.parametrize("name", OPTIONS)
 def test_workers_chunks_and_checks(
-    made: Callable[..., Dataset], name: str, tmp_path: Path, corpus_lines: Path, monkeypatch: pytest.MonkeyPatch
+    build_dataset: Callable[..., Dataset], name: str, tmp_path: Path, corpus_lines: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The number of workers and the bounds of chunks change nothing; the sources give the same dataset again."""
-    first = made("one", **OPTIONS[name])
-    assert content(made("three", 3, **OPTIONS[name])) == content(first)
+    first = build_dataset("one", **OPTIONS[name])
+    assert content(build_dataset("three", 3, **OPTIONS[name])) == content(first)
     monkeypatch.undo()
-    large = made("large", **OPTIONS[name])
+    large = build_dataset("large", **OPTIONS[name])
     assert (content(large), counts(large)) == (content(first), counts(first))
     described = manifest.describe(first.prefix)
     assert retokenization.differences(described, None, 10_000) == []
@@ -127,12 +127,12 @@ def test_a_resumed_run(
     tokenizer: Path,
     corpus_lines: Path,
     tmp_path: Path,
-    made: Callable[..., Dataset],
+    build_dataset: Callable[..., Dataset],
     name: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A run that failed on the way writes the same bytes when it is repeated; one with other options starts again."""
-    whole = made("whole", **OPTIONS[name])
+    whole = build_dataset("whole", **OPTIONS[name])
     monkeypatch.setattr(runs, "JOURNAL_INTERVAL_SECONDS", 0.0)
     monkeypatch.setattr(runs, "MAX_SYNC_SHARE", 1.0)
     run_plan = _plan(planned, tokenizer, corpus_lines, tmp_path / "resumed", OPTIONS[name])
@@ -156,26 +156,26 @@ def test_a_resumed_run(
 
 
 @pytest.mark.parametrize("name", ["template", "cut", "infilling", "nested"])
-def test_shards_in_order_are_the_whole(made: Callable[..., Dataset], name: str) -> None:
-    whole = made("whole", **OPTIONS[name])
-    shards = [made("shards", **OPTIONS[name], shard=Slice(number, 3)) for number in range(3)]
+def test_shards_in_order_are_the_whole(build_dataset: Callable[..., Dataset], name: str) -> None:
+    whole = build_dataset("whole", **OPTIONS[name])
+    shards = [build_dataset("shards", **OPTIONS[name], shard=Slice(number, 3)) for number in range(3)]
     assert b"".join(content(shard)[0] for shard in shards) == content(whole)[0]
     assert sum(shard.documents or 0 for shard in shards) == whole.documents
 
 
 @pytest.mark.parametrize("name", ["cut", "tokens"])
 def test_parts(
-    made: Callable[..., Dataset], planned: Planned, tokenizer: Path, corpus_lines: Path, tmp_path: Path, name: str
+    build_dataset: Callable[..., Dataset], planned: Planned, tokenizer: Path, corpus_lines: Path, tmp_path: Path, name: str
 ) -> None:
-    whole = made("whole", **OPTIONS[name])
+    whole = build_dataset("whole", **OPTIONS[name])
     options = OPTIONS[name] | {"max_shard_bytes": 1000}
     parts = runs.build(_plan(planned, tokenizer, corpus_lines, tmp_path / "parts", options), 2)
     assert len(parts) > 2
     assert b"".join(content(part)[0] for part in parts) == content(whole)[0]
 
 
-def test_every_document_begins_and_ends(made: Callable[..., Dataset]) -> None:
-    plain, framed = made("plain"), made("framed", bos=BOS)
+def test_every_document_begins_and_ends(build_dataset: Callable[..., Dataset]) -> None:
+    plain, framed = build_dataset("plain"), build_dataset("framed", bos=BOS)
     without, reader = indexed_dataset.Reader(plain.prefix), indexed_dataset.Reader(framed.prefix)
     for number in range(without.documents):
         document = without.document(number).tolist()
@@ -183,9 +183,9 @@ def test_every_document_begins_and_ends(made: Callable[..., Dataset]) -> None:
     assert list(decoding.texts(manifest.describe(framed.prefix))) == list(decoding.texts(manifest.describe(plain.prefix)))
 
 
-def test_cut_documents(made: Callable[..., Dataset]) -> None:
+def test_cut_documents(build_dataset: Callable[..., Dataset]) -> None:
     """None is longer than the limit, all have their ends, and together they have the tokens of the text in order."""
-    plain, cut = made("plain"), made("cut", **OPTIONS["cut"])
+    plain, cut = build_dataset("plain"), build_dataset("cut", **OPTIONS["cut"])
     tokens = np.fromfile(f"{cut.prefix}.bin", np.uint16)
     text = np.fromfile(f"{plain.prefix}.bin", np.uint16)
     assert tokens[(tokens != BOS) & (tokens != EOD)].tolist() == text[text != EOD].tolist()
@@ -198,33 +198,33 @@ def test_cut_documents(made: Callable[..., Dataset]) -> None:
     assert len(set(lines)) == COUNT
 
 
-def test_a_limit_of_documents(made: Callable[..., Dataset]) -> None:
+def test_a_limit_of_documents(build_dataset: Callable[..., Dataset]) -> None:
     """The first documents, and the bad lines between them; lines behind the last are not looked at."""
-    whole = made("whole")
+    whole = build_dataset("whole")
     for limit in (1, 50, 51, COUNT - 1, COUNT, COUNT + 1):
-        limited = made(f"limited{limit}", limit_documents=limit)
+        limited = build_dataset(f"limited{limit}", limit_documents=limit)
         assert limited.documents == min(limit, COUNT)
         assert content(whole)[0].startswith(content(limited)[0])
         # The bad line is the 51st, the other one the last.
         assert counts(limited)["bad_lines"] == (limit > 50) + (limit > COUNT)
 
 
-def test_a_limit_of_tokens(made: Callable[..., Dataset]) -> None:
-    whole = made("whole")
+def test_a_limit_of_tokens(build_dataset: Callable[..., Dataset]) -> None:
+    whole = build_dataset("whole")
     reader = indexed_dataset.Reader(whole.prefix)
     ends = np.cumsum([len(reader.document(number)) for number in range(30)]).tolist()
     for limit in (ends[0], ends[3] - 1, ends[3], ends[3] + 1, ends[29]):
-        limited = made(f"limited{limit}", limit_tokens=limit)
+        limited = build_dataset(f"limited{limit}", limit_tokens=limit)
         assert limited.tokens == max(end for end in ends if end <= limit)
         assert content(whole)[0].startswith(content(limited)[0])
 
 
-def test_a_limit_counts_documents_that_stay(made: Callable[..., Dataset], corpus_lines: Path) -> None:
+def test_a_limit_counts_documents_that_stay(build_dataset: Callable[..., Dataset], corpus_lines: Path) -> None:
     """Documents that a rule removes behind the last one do not count, whatever the bounds of chunks are."""
     rules = Rules(lengths=(LengthRule("characters", 800, None),))
     stay = [len("".join(texts)) >= 800 for texts in _texts_of_lines(corpus_lines)]
     for limit in (1, 5, 20):
-        limited = made(f"limited{limit}", rules=rules, limit_documents=limit)
+        limited = build_dataset(f"limited{limit}", rules=rules, limit_documents=limit)
         last = int(np.flatnonzero(np.cumsum(stay) == limit)[0])
         assert limited.documents == limit
         if last + 1 > limit:
@@ -239,14 +239,14 @@ def _texts_of_lines(path: Path) -> list[list[str]]:
     return [text if isinstance(text, list) else [text] for text in records]
 
 
-def test_a_list_fills_no_field(made: Callable[..., Dataset]) -> None:
+def test_a_list_fills_no_field(build_dataset: Callable[..., Dataset]) -> None:
     """The 18th document has a list under the key."""
-    assert counts(made("list", template="{text}"))["bad_lines"] == 3
-    assert counts(made("one", template="{meta.text}"))["bad_lines"] == 2
+    assert counts(build_dataset("list", template="{text}"))["bad_lines"] == 3
+    assert counts(build_dataset("one", template="{meta.text}"))["bad_lines"] == 2
 
 
-def test_a_document_without_its_beginning_is_found(made: Callable[..., Dataset]) -> None:
-    dataset = made("framed", bos=BOS)
+def test_a_document_without_its_beginning_is_found(build_dataset: Callable[..., Dataset]) -> None:
+    dataset = build_dataset("framed", bos=BOS)
     tokens = np.memmap(f"{dataset.prefix}.bin", np.uint16, "r+")
     second = int(np.flatnonzero(tokens == BOS)[1])
     tokens[second] = 7
@@ -260,8 +260,8 @@ def test_options_that_are_off_change_no_fingerprint() -> None:
     assert set(Options().to_record()) == {*("json_keys", "append_eod", "on_error", "special_tokens", "shard", "max_shard_bytes")}
 
 
-def test_optional_fields_are_counted(made: Callable[..., Dataset], capsys: pytest.CaptureFixture[str]) -> None:
-    dataset = made("template", **OPTIONS["template"])
+def test_optional_fields_are_counted(build_dataset: Callable[..., Dataset], capsys: pytest.CaptureFixture[str]) -> None:
+    dataset = build_dataset("template", **OPTIONS["template"])
     assert counts(dataset)["empty_fields"] == {"title": COUNT // 3}
     assert f"{{title?}}: empty, null or missing in {COUNT // 3} of {COUNT} documents" in capsys.readouterr().err
     first = next(decoding.texts(manifest.describe(dataset.prefix), None, 0, 2))
@@ -273,8 +273,8 @@ def test_command_lines(run: Run, tmp_path: Path, tokenizer: Path, demo_tokenizer
     write_lines(tmp_path / "a.jsonl", [{"text": "one two three four five"}, {"text": "six"}])
 
     def outcome(*options: str, files: Path = tokenizer) -> tuple[int, str]:
-        done = run(tmp_path / "a.jsonl", "--tokenizer", files, "-o", tmp_path / "out", "--force", *options)
-        return done.returncode, done.stderr
+        result = run(tmp_path / "a.jsonl", "--tokenizer", files, "-o", tmp_path / "out", "--force", *options)
+        return result.returncode, result.stderr
 
     code, said = outcome("--append-eod", "--prepend-bos", "--fim-rate", "0.5", "--fim-seed", "3", "--limit-documents", "1k")
     assert code == 0, said

@@ -336,3 +336,12 @@ def test_the_command(tmp_path: Path, files: list[Path], run: Run) -> None:
         assert done.stdout == f"{tmp_path}/s-{index:05d}-of-00002.signatures\n"
     done = run("dedup", str(tmp_path / "s-*.signatures"), "-o", tmp_path / "s")
     assert json.loads(done.stdout.splitlines()[0])["removed"] == lines[0]["removed"]
+
+
+def test_signatures_are_no_list_of_duplicates(tmp_path: Path, demo_tokenizer: Path, write_lines: Any, run: Run) -> None:
+    file = write_lines(tmp_path / "a.jsonl", [{"text": "a"}])
+    assert run("dedup", file, "-o", tmp_path / "d").returncode == 0
+    outcome = run(file, "--tokenizer", demo_tokenizer, "--duplicates", tmp_path / "d.signatures", "-o", tmp_path / "out")
+    assert outcome.returncode == 78
+    assert f"{tmp_path}/d.signatures: signatures of documents, not a list of duplicates" in outcome.stderr
+    assert f"lt-preprocess dedup {tmp_path}/d.signatures -o PREFIX makes it" in outcome.stderr

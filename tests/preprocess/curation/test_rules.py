@@ -130,6 +130,35 @@ def test_counts_examples_and_lines(
     assert sidecar.up_to_date(planned([tmp_path / "a.jsonl"], demo_tokenizer, tmp_path / "out", **other)) is None
 
 
+@pytest.mark.parametrize("chunk_bytes", [700, 1 << 20])
+def test_a_part_counts_what_precedes_the_first_document_of_the_next_part(
+    tmp_path: Path, demo_tokenizer: Path, planned: Planned, monkeypatch: pytest.MonkeyPatch, chunk_bytes: int
+) -> None:
+    monkeypatch.setattr(LocalFile, "chunk_bytes", chunk_bytes)
+    stay = mixed_lines(tmp_path / "a.jsonl")
+    options = {"rules": rules("words:4:"), "on_error": "quarantine", "max_shard_bytes": 1500}
+    stay = sorted({*stay, *(number for number in range(1, 401) if number % 5 == 0 and number % 3 and number % 7 and number % 11)})
+    parts = run.build(planned([tmp_path / "a.jsonl"], demo_tokenizer, tmp_path / "out", **options), 1)
+    assert len(parts) > 2
+    first = 0
+    for index, part in enumerate(parts):
+        last = first + (part.documents or 0)
+        # A chunk that no document of the part precedes belongs to the part that is open.
+        lines = range(stay[first - 1] + 1 if first else 1, 401 if last == len(stay) else stay[last])
+        counts = (sidecar.read(part.prefix) or {})["counts"]
+        records = [json.loads(line) for line in (tmp_path / f"out-part{index:05d}_quarantine.jsonl").read_text().splitlines()]
+        if chunk_bytes > 1000:
+            begin = stay[first] if first else 1
+            short = [number for number in range(begin, lines.stop) if number % 7 and number % 11 and number % 3 == 0]
+            bad = [number for number in range(begin, lines.stop) if number % 7 and number % 11 == 0]
+            assert (part.removed or {}, counts["bad_lines"]) == ({"too_short": len(short)} if short else {}, len(bad))
+            assert sorted(record["line"] for record in records) == sorted([*short, *bad])
+        first = last
+    assert sum((part.removed or {}).get("too_short", 0) for part in parts) == sum(
+        number % 7 > 0 and number % 11 > 0 and number % 3 == 0 for number in range(1, 401)
+    )
+
+
 def test_an_interrupted_run_removes_the_same(
     tmp_path: Path, demo_tokenizer: Path, build: Build, planned: Planned, monkeypatch: pytest.MonkeyPatch
 ) -> None:

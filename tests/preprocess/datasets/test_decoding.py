@@ -67,6 +67,22 @@ def test_cat_and_info_take_integers_of_any_size_that_holds_the_ids(
     assert run("grep", "call", prefix, "--tokenizer", demo_tokenizer).returncode == 0
 
 
+def test_cat_and_info_take_uint16_of_a_vocabulary_of_65536_entries(run: Run, tmp_path: Path, demo_tokenizer: Path) -> None:
+    """Megatron takes int32 from 65,500 entries on, datatrove uint16 up to 65,536."""
+    tokenizer = tmp_path / "tokenizer"
+    shutil.copytree(demo_tokenizer, tokenizer)
+    ids = json.loads((tokenizer / "vocab.json").read_text())
+    ids |= {f"token{number}": number for number in range(len(ids), 65_536)}
+    (tokenizer / "vocab.json").write_text(json.dumps(ids))
+    builder = IndexedDatasetBuilder(str(tmp_path / "a.bin"), dtype=np.uint16)
+    builder.add_document(torch.tensor([66, 433, 65_535, EOD]), [4])
+    builder.finalize(str(tmp_path / "a.idx"))
+    assert lines(run("cat", tmp_path / "a", "--tokenizer", tokenizer)) == [{"text": "calltoken65535"}]
+    record = json.loads(run("info", tmp_path / "a", "--tokenizer", tokenizer, "--json").stdout.splitlines()[0])
+    assert (record["dtype"], record["documents"]) == ("uint16", 1)
+    assert run("grep", "token65535", tmp_path / "a", "--tokenizer", tokenizer).returncode == 0
+
+
 def test_cat_finds_the_tokenizer_and_the_key(run: Run, prefix: str, demo_tokenizer: Path) -> None:
     describe(prefix, demo_tokenizer, json_key="content", append_eod=True)
     assert lines(run("cat", prefix)) == [{"content": text} for text in TEXTS]

@@ -83,6 +83,20 @@ def test_parts_of_a_run_equal_the_run(run: Run, tmp_path: Path, demo_tokenizer: 
     assert json.loads((tmp_path / "merged.json").read_bytes())["options"]["append_eod"] is True
 
 
+def test_removed_documents_are_summed_up(run: Run, tmp_path: Path, demo_tokenizer: Path, write_lines: WriteLines) -> None:
+    for name, words in (("a", [1, 3, 1]), ("b", [3, 9, 1]), ("c", [3])):
+        file = write_lines(tmp_path / f"{name}.jsonl", [{"text": "word " * count} for count in words])
+        options = ["--keep-length", "words:2:8", "--tokenizer", demo_tokenizer, "--append-eod", "-o", tmp_path / name]
+        assert run(file, *options).returncode == 0
+    result = run("merge", *(tmp_path / f"{name}_text_document" for name in "abc"), "-o", tmp_path / "merged")
+    assert result.returncode == 0, result.stderr
+    counts = {"too_long": 1, "too_short": 3}
+    assert manifest.describe(str(tmp_path / "merged")).removed == json.loads(result.stdout.splitlines()[0])["removed"] == counts
+    refused = run("verify", "--deep", "9", tmp_path / "merged")
+    assert refused.returncode == 66
+    assert "rules removed documents of its sources" in refused.stderr
+
+
 @pytest.mark.parametrize(
     "name", ["web_{}_text_document", "web_text_document_{}", "{:05d}_tokens", "web-{:05d}-of-00011_text_document"]
 )

@@ -130,3 +130,41 @@ def test_command(run: Run, made: Path, prefix: str) -> None:
     result = run("verify", prefix, "--deep", "1000")
     assert result.returncode == 1
     assert result.stdout.startswith(f"{prefix}: document 0 (")
+
+
+@pytest.fixture
+def curated(tmp_path: Path, run: Run, demo_tokenizer: Path, write_lines: WriteLines) -> str:
+    """A dataset of two files from which rules removed the documents of one and of many words."""
+    for name in ("a", "b"):
+        records = [{"text": "word " * (number % 5)} if number % 9 else {} for number in range(1, 60)]
+        write_lines(tmp_path / f"{name}.jsonl", records)
+    files = [tmp_path / "a.jsonl", tmp_path / "b.jsonl"]
+    options = ["--keep-length", "words:2:3", "--on-error", "skip", "--append-eod", "-o", tmp_path / "curated"]
+    result = run(*files, "--tokenizer", demo_tokenizer, *options, "--plain")
+    assert result.returncode == 0, result.stderr
+    return result.stdout.strip()
+
+
+def test_a_curated_dataset_is_what_rules_left_of_its_sources(curated: str, run: Run) -> None:
+    assert run("verify", "--deep", "100", curated).returncode == 0
+    tokens = np.memmap(f"{curated}.bin", np.uint16, "r+")
+    tokens[0] += 1
+    tokens.flush()
+    [difference] = differences(curated)
+    assert difference.startswith("document 0 (")
+
+
+def test_a_document_that_neither_stays_nor_was_removed(curated: str) -> None:
+    record = json.loads(Path(f"{curated}.json").read_bytes())
+    record["counts"]["removed"]["too_short"] -= 1
+    change_sidecar(curated, counts=record["counts"])
+    kept, removed = record["counts"]["documents"], sum(record["counts"]["removed"].values())
+    assert differences(curated) == [f"{kept} documents and {removed} removed ones, its sources hold {kept + removed + 1}"]
+
+
+def test_a_curated_dataset_of_cut_documents(tmp_path: Path, run: Run, demo_tokenizer: Path, write_lines: WriteLines) -> None:
+    file = write_lines(tmp_path / "a.jsonl", [{"text": f"{number} word " * (number % 9)} for number in range(200)])
+    options = ["--keep-length", "words:3:", "--max-document-tokens", "8", "--append-eod", "-o", tmp_path / "o", "--plain"]
+    result = run(file, "--tokenizer", demo_tokenizer, *options)
+    assert result.returncode == 0, result.stderr
+    assert differences(result.stdout.strip(), 1000) == []

@@ -15,6 +15,7 @@ from megatron.core.datasets.indexed_dataset import IndexedDataset
 
 from lt_preprocess.datasets import split
 from lt_shared.console import BadData, UsageError
+from lt_shared.contracts import manifest
 from lt_shared.data import indexed_dataset
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
@@ -133,6 +134,15 @@ def test_ratios_and_names_that_make_no_sense(tmp_path: Path, ratios: str, names:
     write(tmp_path / "a", [[1]])
     with pytest.raises(UsageError, match=message):
         split.plan(str(tmp_path / "a"), str(tmp_path / "out"), ratios, names, 0)
+
+
+def test_the_counts_of_removed_documents_stay_with_the_source(tmp_path: Path, documents: Documents) -> None:
+    """In each part they would be counted again."""
+    prefix = write(tmp_path / "a", documents)
+    dataset = manifest.Dataset(prefix, len(documents), sum(map(len, documents)), "uint16", removed={"too_short": 7})
+    Path(f"{prefix}.json").write_text(json.dumps({"v": 2, "dataset": manifest.record_of(dataset)}))
+    results = split.build(split.plan(prefix, str(tmp_path / "out"), "8,1,1", None, 0))
+    assert [(result.removed, manifest.describe(result.prefix).removed) for result in results] == [(None, None)] * 3
 
 
 def test_too_few_documents_write_nothing(tmp_path: Path) -> None:

@@ -62,27 +62,27 @@ def test_files_equal_those_of_megatron_core(
     append_eod: bool,
     build: Build,
 ) -> None:
-    made = build([corpus], demo_tokenizer, tmp_path / "ours", append_eod=append_eod)
+    datasets = build([corpus], demo_tokenizer, tmp_path / "ours", append_eod=append_eod)
     ending = [2047] if append_eod else []
     documents = [[[*ids, *ending]] for ids in demo_reference.encode_ordinary_batch(texts)]
-    assert digests(made.prefix) == megatron_digests(tmp_path, documents, np.uint16)
-    assert (made.documents, made.tokens, made.dtype) == (len(texts), sum(len(ids) for [ids] in documents), "uint16")
+    assert digests(datasets.prefix) == megatron_digests(tmp_path, documents, np.uint16)
+    assert (datasets.documents, datasets.tokens, datasets.dtype) == (len(texts), sum(len(ids) for [ids] in documents), "uint16")
 
 
 def test_large_vocabularies_are_written_as_int32(
     tmp_path: Path, llama3_model: Path, write_lines: WriteLines, build: Build
 ) -> None:
     file = write_lines(tmp_path / "a.jsonl", [{"text": "Hello world"}, {"text": ""}, {"text": ["a", "", "b c"]}])
-    made = build([file], llama3_model, tmp_path / "ours", append_eod=True)
+    datasets = build([file], llama3_model, tmp_path / "ours", append_eod=True)
     documents = [[[9906, 1917, 128001]], [], [[64], [65, 272, 128001]]]
-    assert digests(made.prefix) == megatron_digests(tmp_path, documents, np.int32)
-    assert (made.vocab_size, made.eod, made.documents) == (128256, 128001, 3)
+    assert digests(datasets.prefix) == megatron_digests(tmp_path, documents, np.int32)
+    assert (datasets.vocab_size, datasets.eod, datasets.documents) == (128256, 128001, 3)
 
 
 def test_empty_documents_keep_their_place(tmp_path: Path, demo_tokenizer: Path, write_lines: WriteLines, build: Build) -> None:
     file = write_lines(tmp_path / "a.jsonl", [{"text": ""}, {"text": "a"}, {"text": []}, {"text": ["", "b", ""]}])
-    made = build([file], demo_tokenizer, tmp_path / "ours", append_eod=True)
-    reader = indexed_dataset.Reader(made.prefix)
+    datasets = build([file], demo_tokenizer, tmp_path / "ours", append_eod=True)
+    reader = indexed_dataset.Reader(datasets.prefix)
     assert [reader.document(number).tolist() for number in range(4)] == [[], [64, 2047], [], [65, 2047]]
     assert reader.document_indices.tolist() == [0, 0, 1, 1, 2]
 
@@ -91,8 +91,8 @@ def test_the_number_of_workers_changes_nothing(
     tmp_path: Path, demo_tokenizer: Path, texts: list[str], write_lines: WriteLines, build: Build
 ) -> None:
     file = write_lines(tmp_path / "a.jsonl", [{"text": text} for text in texts * 4])
-    made = [build([file], demo_tokenizer, tmp_path / f"with{workers}", workers, append_eod=True) for workers in (1, 2, 5)]
-    assert len({tuple(digests(one.prefix)) for one in made}) == 1
+    datasets = [build([file], demo_tokenizer, tmp_path / f"with{workers}", workers, append_eod=True) for workers in (1, 2, 5)]
+    assert len({tuple(digests(one.prefix)) for one in datasets}) == 1
 
 
 def test_several_inputs_in_the_order_given(tmp_path: Path, demo_tokenizer: Path, write_lines: WriteLines, build: Build) -> None:
@@ -100,22 +100,22 @@ def test_several_inputs_in_the_order_given(tmp_path: Path, demo_tokenizer: Path,
         write_lines(tmp_path / f"{name}.jsonl", [{"text": name}])
     (tmp_path / "c.jsonl.gz").write_bytes(gzip.compress((tmp_path / "a.jsonl").read_bytes().replace(b'"a"', b'"c"')))
     (tmp_path / "d.jsonl.zst").write_bytes(zstandard.compress(b'{"text": "d"}'))
-    made = build([tmp_path / "z.jsonl", str(tmp_path / "[a-d].*")], demo_tokenizer, tmp_path / "out")
-    tokens = indexed_dataset.Reader(made.prefix).tokens
+    datasets = build([tmp_path / "z.jsonl", str(tmp_path / "[a-d].*")], demo_tokenizer, tmp_path / "out")
+    tokens = indexed_dataset.Reader(datasets.prefix).tokens
     assert "".join(chr(ord("a") + number - 64) for number in tokens) == "zabcd"
 
 
 def test_remote_input_and_output(demo_tokenizer: Path, planned: Planned) -> None:
     with fsspec.open("memory://data/in.jsonl", "wb") as file:
         file.write(b'{"text": "a"}\n')
-    wanted = planned(["memory://data/*.jsonl"], demo_tokenizer, "memory://data/out", append_eod=True)
-    assert sidecar.up_to_date(wanted) is None
-    made = runs.build(wanted, 1)
-    assert made[0].prefix == "memory://data/out_text_document"
+    run_plan = planned(["memory://data/*.jsonl"], demo_tokenizer, "memory://data/out", append_eod=True)
+    assert sidecar.up_to_date(run_plan) is None
+    datasets = runs.build(run_plan, 1)
+    assert datasets[0].prefix == "memory://data/out_text_document"
     with fsspec.open("memory://data/out_text_document.bin", "rb") as file:
         assert np.frombuffer(file.read(), np.uint16).tolist() == [64, 2047]
     again = planned(["memory://data/in.jsonl"], demo_tokenizer, "memory://data/out", append_eod=True)
-    assert sidecar.up_to_date(again) == made
+    assert sidecar.up_to_date(again) == datasets
     with fsspec.open("memory://data/in.jsonl", "wb") as file:
         file.write(b'{"text": "b"}\n')
     again = planned(["memory://data/in.jsonl"], demo_tokenizer, "memory://data/out", append_eod=True)
@@ -133,14 +133,14 @@ def test_bad_line_names_file_and_line_and_leaves_nothing(tmp_path: Path, demo_to
 
 def test_skipping_bad_lines(tmp_path: Path, demo_tokenizer: Path, capsys: pytest.CaptureFixture[str], build: Build) -> None:
     (tmp_path / "a.jsonl").write_bytes(b'{"text": "a"}\n' + b"bad\n" * 7 + b'{"text": "b"}\n')
-    made = build([tmp_path / "a.jsonl"], demo_tokenizer, tmp_path / "out", on_error="skip")
-    assert indexed_dataset.Reader(made.prefix).tokens.tolist() == [64, 65]
+    datasets = build([tmp_path / "a.jsonl"], demo_tokenizer, tmp_path / "out", on_error="skip")
+    assert indexed_dataset.Reader(datasets.prefix).tokens.tolist() == [64, 65]
     reported = capsys.readouterr().err
     assert "a.jsonl, line 2, byte 14: not JSON" in reported
     assert "a.jsonl, line 6, byte 30: not JSON" in reported
     assert "line 7" not in reported
     assert "7 lines left out" in reported
-    assert json.loads(Path(f"{made.prefix}.json").read_bytes())["counts"]["bad_lines"] == 7
+    assert json.loads(Path(f"{datasets.prefix}.json").read_bytes())["counts"]["bad_lines"] == 7
 
 
 @pytest.mark.parametrize("workers", [1, 3])
@@ -160,9 +160,9 @@ def test_the_bad_lines_of_all_chunks_are_counted(
     lines = [json.dumps({"text": f"document {number}"}) if number % 9 else f"bad {number}" for number in range(1, 1000)]
     (tmp_path / "a.jsonl").write_text("\n".join([*lines, *[json.dumps({"text": "at the end"})] * 200]) + "\n")
     bad = sum(line.startswith("bad") for line in lines)
-    made = runs.build(planned([tmp_path / "a.jsonl"], demo_tokenizer, tmp_path / "out", on_error="skip", **options), workers)
+    datasets = runs.build(planned([tmp_path / "a.jsonl"], demo_tokenizer, tmp_path / "out", on_error="skip", **options), workers)
     assert f"{bad} lines left out; 5 named above" in capsys.readouterr().err
-    counts = [json.loads(Path(f"{one.prefix}.json").read_bytes())["counts"] for one in made]
+    counts = [json.loads(Path(f"{one.prefix}.json").read_bytes())["counts"] for one in datasets]
     assert sum(count["bad_lines"] for count in counts) == bad == 111
     assert sum(count["documents"] for count in counts) == len(lines) - bad + 200
 
@@ -198,9 +198,9 @@ def test_each_key_has_its_dataset(build: Build, planned: Planned, tmp_path: Path
     lines[7]["lead"] = []
     (tmp_path / "a.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     keys = ("title", "text", "lead")
-    made = runs.build(planned([tmp_path / "a.jsonl"], demo_tokenizer, tmp_path / "all", json_keys=keys, append_eod=True), 2)
-    assert [Path(one.prefix).name for one in made] == ["all_title_document", "all_text_document", "all_lead_document"]
-    for key, one in zip(keys, made, strict=True):
+    datasets = runs.build(planned([tmp_path / "a.jsonl"], demo_tokenizer, tmp_path / "all", json_keys=keys, append_eod=True), 2)
+    assert [Path(one.prefix).name for one in datasets] == ["all_title_document", "all_text_document", "all_lead_document"]
+    for key, one in zip(keys, datasets, strict=True):
         alone = build([tmp_path / "a.jsonl"], demo_tokenizer, tmp_path / "alone", json_keys=(key,), append_eod=True)
         assert digests(one.prefix) == digests(alone.prefix)
         assert json.loads(Path(f"{one.prefix}.json").read_bytes())["options"]["json_key"] == key
@@ -209,8 +209,8 @@ def test_each_key_has_its_dataset(build: Build, planned: Planned, tmp_path: Path
 
 def test_a_line_that_is_bad_for_one_key_is_left_out_for_all(planned: Planned, tmp_path: Path, demo_tokenizer: Path) -> None:
     (tmp_path / "a.jsonl").write_bytes(b'{"a": "a", "b": "b"}\n{"a": "a"}\n{"a": "a", "b": "c"}\n')
-    wanted = planned([tmp_path / "a.jsonl"], demo_tokenizer, tmp_path / "out", json_keys=("a", "b"), on_error="skip")
-    assert [one.documents for one in runs.build(wanted, 1)] == [2, 2]
+    run_plan = planned([tmp_path / "a.jsonl"], demo_tokenizer, tmp_path / "out", json_keys=("a", "b"), on_error="skip")
+    assert [one.documents for one in runs.build(run_plan, 1)] == [2, 2]
 
 
 @pytest.mark.parametrize(("keys", "message"), [(("a", "a"), "twice"), (("a/b",), "file name"), (("",), "file name")])
@@ -236,12 +236,12 @@ def test_parts_hold_whole_documents_and_join_to_the_whole(
     file = write_lines(tmp_path / "a.jsonl", [{"text": text, "first": text[:5]} for text in texts[:12]])
     whole = indexed_dataset.Reader(build([file], demo_tokenizer, tmp_path / "whole", append_eod=True).prefix)
     keys = ("text", "first")
-    wanted = planned([file], demo_tokenizer, tmp_path / "out", append_eod=True, max_shard_bytes=limit, json_keys=keys)
-    made = runs.build(wanted, 2)
-    assert [Path(one.prefix).name for one in made] == [
-        f"out-part{part:05d}_{key}_document" for part in range(len(made) // 2) for key in keys
+    run_plan = planned([file], demo_tokenizer, tmp_path / "out", append_eod=True, max_shard_bytes=limit, json_keys=keys)
+    datasets = runs.build(run_plan, 2)
+    assert [Path(one.prefix).name for one in datasets] == [
+        f"out-part{part:05d}_{key}_document" for part in range(len(datasets) // 2) for key in keys
     ]
-    readers = [indexed_dataset.Reader(one.prefix) for one in made]
+    readers = [indexed_dataset.Reader(one.prefix) for one in datasets]
     documents = [reader.document(number).tolist() for reader in readers[::2] for number in range(reader.documents)]
     assert documents == [whole.document(number).tolist() for number in range(whole.documents)]
     assert [text.documents for text in readers[::2]] == [first.documents for first in readers[1::2]]
@@ -251,9 +251,9 @@ def test_parts_hold_whole_documents_and_join_to_the_whole(
     for here, following in zip(readers[::2], readers[2::2], strict=False):
         assert here.tokens.nbytes + 2 * len(following.document(0)) > limit, "a part is as large as it may be"
     assert sum(sizes) == whole.tokens.nbytes
-    assert sidecar.up_to_date(wanted) == made
-    Path(f"{made[-1].prefix}.idx").unlink()
-    assert sidecar.up_to_date(wanted) is None
+    assert sidecar.up_to_date(run_plan) == datasets
+    Path(f"{datasets[-1].prefix}.idx").unlink()
+    assert sidecar.up_to_date(run_plan) is None
     assert not [name for name in leftovers(tmp_path) if name.startswith(".")]
 
 
@@ -262,16 +262,16 @@ def test_quarantine_keeps_the_lines(
 ) -> None:
     bad = [b'{"text": null}', b'{"text": "\xff"}', "{héllo}".encode()]
     (tmp_path / "a.jsonl").write_bytes(b'{"text": "a"}\n' + b"\n".join(bad) + b'\n{"text": "b"}\n')
-    wanted = planned([tmp_path / "a.jsonl"], demo_tokenizer, tmp_path / "out", on_error="quarantine")
-    [made] = runs.build(wanted, 1)
-    assert made.documents == 2
-    kept = [json.loads(line) for line in (tmp_path / "out_quarantine.jsonl").read_bytes().splitlines()]
-    assert [line["line"] for line in kept] == [2, 3, 4]
-    assert [line["offset"] for line in kept] == [14, 29, 43]
-    assert [base64.b64decode(line["raw_base64"]) if "raw_base64" in line else line["raw"].encode() for line in kept] == bad
+    run_plan = planned([tmp_path / "a.jsonl"], demo_tokenizer, tmp_path / "out", on_error="quarantine")
+    [datasets] = runs.build(run_plan, 1)
+    assert datasets.documents == 2
+    quarantined = [json.loads(line) for line in (tmp_path / "out_quarantine.jsonl").read_bytes().splitlines()]
+    assert [line["line"] for line in quarantined] == [2, 3, 4]
+    assert [line["offset"] for line in quarantined] == [14, 29, 43]
+    assert [base64.b64decode(line["raw_base64"]) if "raw_base64" in line else line["raw"].encode() for line in quarantined] == bad
     assert "3 lines left out" in capsys.readouterr().err
-    assert json.loads(Path(f"{made.prefix}.json").read_bytes())["counts"]["bad_lines"] == 3
-    assert sidecar.up_to_date(wanted) == [made]
+    assert json.loads(Path(f"{datasets.prefix}.json").read_bytes())["counts"]["bad_lines"] == 3
+    assert sidecar.up_to_date(run_plan) == [datasets]
 
 
 def test_rejected_documents_are_bad_lines(planned: Planned, tmp_path: Path, demo_tokenizer: Path) -> None:
@@ -285,13 +285,13 @@ def test_rejected_documents_are_bad_lines(planned: Planned, tmp_path: Path, demo
     ]
     (tmp_path / "a.jsonl").write_bytes(b"\n".join(lines))
 
-    def made(prefix: str, **options: Any) -> list[list[list[int]]]:
-        wanted = planned([tmp_path / "a.jsonl"], demo_tokenizer, tmp_path / prefix, json_keys=("a", "b"), **options)
-        readers = [indexed_dataset.Reader(one.prefix) for one in runs.build(wanted, 1)]
+    def token_lists(prefix: str, **options: Any) -> list[list[list[int]]]:
+        run_plan = planned([tmp_path / "a.jsonl"], demo_tokenizer, tmp_path / prefix, json_keys=("a", "b"), **options)
+        readers = [indexed_dataset.Reader(one.prefix) for one in runs.build(run_plan, 1)]
         return [[reader.document(number).tolist() for number in range(reader.documents)] for reader in readers]
 
-    kept = made("kept", special_tokens="reject", on_error="quarantine")
-    every = made("every", on_error="skip")
+    kept = token_lists("kept", special_tokens="reject", on_error="quarantine")
+    every = token_lists("every", on_error="skip")
     assert kept == [[column[0], column[3]] for column in every]
     quarantined = [json.loads(line) for line in (tmp_path / "kept_quarantine.jsonl").read_bytes().splitlines()]
     assert [(line["line"], line["raw"].encode()) for line in quarantined] == [(2, lines[1]), (4, lines[3]), (5, lines[4])]
@@ -300,7 +300,7 @@ def test_rejected_documents_are_bad_lines(planned: Planned, tmp_path: Path, demo
         "special token <|endoftext|> at byte 3 of the text",
     ]
     with pytest.raises(BadData, match="line 2, byte 27: special token"):
-        made("failed", special_tokens="reject")
+        token_lists("failed", special_tokens="reject")
 
 
 def test_rejected_rows_and_plain_texts(planned: Planned, tmp_path: Path, demo_tokenizer: Path) -> None:
@@ -308,8 +308,8 @@ def test_rejected_rows_and_plain_texts(planned: Planned, tmp_path: Path, demo_to
     pyarrow.parquet.write_table(pyarrow.table({"text": texts}), tmp_path / "a.parquet")
     (tmp_path / "b.txt").write_text("no <|endoftext|>")
     files = [tmp_path / "a.parquet", tmp_path / "b.txt"]
-    wanted = planned(files, demo_tokenizer, tmp_path / "out", special_tokens="reject", on_error="quarantine")
-    assert runs.build(wanted, 1)[0].documents == 2
+    run_plan = planned(files, demo_tokenizer, tmp_path / "out", special_tokens="reject", on_error="quarantine")
+    assert runs.build(run_plan, 1)[0].documents == 2
     quarantined = [json.loads(line) for line in (tmp_path / "out_quarantine.jsonl").read_bytes().splitlines()]
     assert [(Path(line["source"]).name, line["line"], line["raw"]) for line in quarantined] == [
         ("a.parquet", 2, '{"text": null}'),
@@ -339,10 +339,10 @@ def test_remote_parts_are_kept_when_a_run_fails(
         runs.build(planned(*files, max_shard_bytes=5000), 1)
     first = "memory://resumed/out-part00000_text_document.bin"
     written = fsspec.filesystem("memory").modified(first)
-    made = runs.build(planned(*files, max_shard_bytes=5000, on_error="skip"), 1)
-    assert len(made) > 3
+    datasets = runs.build(planned(*files, max_shard_bytes=5000, on_error="skip"), 1)
+    assert len(datasets) > 3
     assert fsspec.filesystem("memory").modified(first) == written
-    tokens = b"".join(fsspec.filesystem("memory").cat(f"{one.prefix}.bin") for one in made)
+    tokens = b"".join(fsspec.filesystem("memory").cat(f"{one.prefix}.bin") for one in datasets)
     [whole] = runs.build(planned([tmp_path / "a.jsonl"], demo_tokenizer, tmp_path / "whole", on_error="skip"), 1)
     assert tokens == Path(f"{whole.prefix}.bin").read_bytes()
     assert not [name for name in fsspec.filesystem("memory").ls("memory://resumed", detail=False) if "journal" in name]
@@ -358,15 +358,15 @@ def test_shards_one_after_another_are_the_whole(
     (tmp_path / "d.jsonl.gz").write_bytes(gzip.compress(files[0].read_bytes()))
     files.append(tmp_path / "d.jsonl.gz")
     whole = indexed_dataset.Reader(build(files, demo_tokenizer, tmp_path / "whole", append_eod=True).prefix)
-    made = [
+    datasets = [
         runs.build(planned(files, demo_tokenizer, tmp_path / "out", append_eod=True, shard=Slice(index, 5)), 1)[0]
         for index in range(5)
     ]
-    assert [Path(one.prefix).name for one in made] == [f"out-{index:05d}-of-00005_text_document" for index in range(5)]
-    shards = [indexed_dataset.Reader(one.prefix) for one in made]
+    assert [Path(one.prefix).name for one in datasets] == [f"out-{index:05d}-of-00005_text_document" for index in range(5)]
+    shards = [indexed_dataset.Reader(one.prefix) for one in datasets]
     assert np.array_equal(np.concatenate([shard.tokens for shard in shards]), whole.tokens)
     assert sum(shard.documents for shard in shards) == whole.documents
-    named = [json.loads(Path(f"{one.prefix}.json").read_bytes())["sources"] for one in made]
+    named = [json.loads(Path(f"{one.prefix}.json").read_bytes())["sources"] for one in datasets]
     assert sorted({Path(source["path"]).name for sources in named for source in sources}) == [file.name for file in files]
     assert all(len(sources) < 4 for sources in named)
 
@@ -375,7 +375,7 @@ def test_an_empty_shard_is_an_empty_dataset(
     planned: Planned, tmp_path: Path, demo_tokenizer: Path, write_lines: WriteLines
 ) -> None:
     file = write_lines(tmp_path / "a.jsonl", [{"text": "a"}])
-    wanted = [planned([file], demo_tokenizer, tmp_path / "out", shard=Slice(index, 3)) for index in range(3)]
-    made = [runs.build(one, 1)[0] for one in wanted]
-    assert sorted(one.documents or 0 for one in made) == [0, 0, 1]
-    assert [sidecar.up_to_date(one) for one in wanted] == [[one] for one in made]
+    run_plans = [planned([file], demo_tokenizer, tmp_path / "out", shard=Slice(index, 3)) for index in range(3)]
+    datasets = [runs.build(one, 1)[0] for one in run_plans]
+    assert sorted(one.documents or 0 for one in datasets) == [0, 0, 1]
+    assert [sidecar.up_to_date(one) for one in run_plans] == [[one] for one in datasets]

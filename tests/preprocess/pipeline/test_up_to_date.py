@@ -24,7 +24,7 @@ Build = Callable[..., manifest.Dataset]
 
 
 @pytest.fixture
-def done(
+def up_to_date_with(
     tmp_path: Path, demo_tokenizer: Path, write_lines: WriteLines, planned: Planned
 ) -> Callable[..., list[manifest.Dataset] | None]:
     """A finished dataset; returns `finished` for the same command with some changes."""
@@ -35,23 +35,23 @@ def done(
         return sidecar.up_to_date(planned([tmp_path / "a.jsonl"], tmp_path / "tokenizer", tmp_path / "out", **options))
 
     assert finished() is None
-    made = runs.build(planned([tmp_path / "a.jsonl"], tmp_path / "tokenizer", tmp_path / "out"), 1)
-    assert finished() == made
+    datasets = runs.build(planned([tmp_path / "a.jsonl"], tmp_path / "tokenizer", tmp_path / "out"), 1)
+    assert finished() == datasets
     return finished
 
 
-def test_changed_options_are_not_up_to_date(done: Callable[..., Any]) -> None:
-    assert done(append_eod=True) is None
-    assert done(json_keys=("other",)) is None
-    assert done(json_keys=("text", "other")) is None
-    assert done(max_shard_bytes=100) is None
-    assert done(shard=Slice(0, 1)) is None
+def test_changed_options_are_not_up_to_date(up_to_date_with: Callable[..., Any]) -> None:
+    assert up_to_date_with(append_eod=True) is None
+    assert up_to_date_with(json_keys=("other",)) is None
+    assert up_to_date_with(json_keys=("text", "other")) is None
+    assert up_to_date_with(max_shard_bytes=100) is None
+    assert up_to_date_with(shard=Slice(0, 1)) is None
 
 
 def test_how_bad_lines_are_treated_matters_only_where_there_were_some(
-    done: Callable[..., Any], tmp_path: Path, demo_tokenizer: Path, planned: Planned
+    up_to_date_with: Callable[..., Any], tmp_path: Path, demo_tokenizer: Path, planned: Planned
 ) -> None:
-    assert done(on_error="skip") is not None
+    assert up_to_date_with(on_error="skip") is not None
     (tmp_path / "b.jsonl").write_bytes(b'bad\n{"text": "a"}\n')
 
     def wanted(on_error: str) -> Plan:
@@ -63,12 +63,14 @@ def test_how_bad_lines_are_treated_matters_only_where_there_were_some(
     assert sidecar.up_to_date(wanted("quarantine")) is None
 
 
-def test_a_changed_input_is_not_up_to_date(done: Callable[..., Any], tmp_path: Path) -> None:
+def test_a_changed_input_is_not_up_to_date(up_to_date_with: Callable[..., Any], tmp_path: Path) -> None:
     os.utime(tmp_path / "a.jsonl", ns=(1, 1))
-    assert done() is None
+    assert up_to_date_with() is None
 
 
-def test_an_input_exchanged_for_one_of_the_same_size_and_time_is_not_up_to_date(done: Callable[..., Any], tmp_path: Path) -> None:
+def test_an_input_exchanged_for_one_of_the_same_size_and_time_is_not_up_to_date(
+    up_to_date_with: Callable[..., Any], tmp_path: Path
+) -> None:
     """As `cp -p` and `rsync -t` exchange it; the same bytes in a new file are up to date."""
     path = tmp_path / "a.jsonl"
     for text, is_current in ((path.read_text(), True), (path.read_text().replace('"a"', '"c"', 1), False)):
@@ -77,27 +79,27 @@ def test_an_input_exchanged_for_one_of_the_same_size_and_time_is_not_up_to_date(
         os.utime(tmp_path / "new", ns=(status.st_atime_ns, status.st_mtime_ns))
         (tmp_path / "new").replace(path)
         assert (path.stat().st_size, path.stat().st_mtime_ns) == (status.st_size, status.st_mtime_ns)
-        assert (done() is not None) is is_current
+        assert (up_to_date_with() is not None) is is_current
 
 
-def test_another_tokenizer_is_not_up_to_date(done: Callable[..., Any], tmp_path: Path) -> None:
+def test_another_tokenizer_is_not_up_to_date(up_to_date_with: Callable[..., Any], tmp_path: Path) -> None:
     (tmp_path / "tokenizer/merges.txt").write_text("#version: 0.2\n")
-    assert done() is None
+    assert up_to_date_with() is None
 
 
 def test_a_moved_tokenizer_is_up_to_date_and_named_where_it_is(
-    done: Callable[..., Any], tmp_path: Path, demo_tokenizer: Path, planned: Planned
+    up_to_date_with: Callable[..., Any], tmp_path: Path, demo_tokenizer: Path, planned: Planned
 ) -> None:
-    found = sidecar.up_to_date(planned([tmp_path / "a.jsonl"], demo_tokenizer, tmp_path / "out"))
-    assert found is not None
-    assert found[0].tokenizer is not None
-    assert found[0].tokenizer.path == str(demo_tokenizer)
+    datasets = sidecar.up_to_date(planned([tmp_path / "a.jsonl"], demo_tokenizer, tmp_path / "out"))
+    assert datasets is not None
+    assert datasets[0].tokenizer is not None
+    assert datasets[0].tokenizer.path == str(demo_tokenizer)
 
 
 @pytest.mark.parametrize(
     "damage", ["no idx", "no bin", "short bin", "no sidecar", "bad sidecar", "empty sidecar", "older sidecar"]
 )
-def test_a_damaged_dataset_is_not_up_to_date(done: Callable[..., Any], tmp_path: Path, damage: str) -> None:
+def test_a_damaged_dataset_is_not_up_to_date(up_to_date_with: Callable[..., Any], tmp_path: Path, damage: str) -> None:
     prefix = tmp_path / "out_text_document"
     damages: dict[str, Callable[[], object]] = {
         "no idx": lambda: Path(f"{prefix}.idx").unlink(),
@@ -109,7 +111,7 @@ def test_a_damaged_dataset_is_not_up_to_date(done: Callable[..., Any], tmp_path:
         "older sidecar": lambda: Path(f"{prefix}.json").write_text('{"v": 1, "dataset": {}, "inputs": [], "options": {}}'),
     }
     damages[damage]()
-    assert done() is None
+    assert up_to_date_with() is None
 
 
 @pytest.mark.parametrize(
@@ -125,11 +127,11 @@ def test_a_damaged_dataset_is_not_up_to_date(done: Callable[..., Any], tmp_path:
     ],
 )
 def test_a_malformed_sidecar_is_made_anew(
-    done: Callable[..., Any], tmp_path: Path, demo_tokenizer: Path, planned: Planned, change: dict[str, Any]
+    up_to_date_with: Callable[..., Any], tmp_path: Path, demo_tokenizer: Path, planned: Planned, change: dict[str, Any]
 ) -> None:
     path = tmp_path / "out_text_document.json"
     path.write_text(json.dumps(json.loads(path.read_bytes()) | change))
-    assert done() is None
+    assert up_to_date_with() is None
     sidecar.check_tokenizer(planned([tmp_path / "a.jsonl"], demo_tokenizer, tmp_path / "out"))
 
 
@@ -142,13 +144,13 @@ def test_a_dataset_that_was_renamed_is_not_up_to_date(
         ({"json_keys": ("text", "title")}, "out_text_document", "out_title_document"),
         ({"max_shard_bytes": 1}, "out-part00001_text_document", "out-part00002_text_document"),
     ):
-        wanted = planned([file], demo_tokenizer, tmp_path / "out", **options)
-        runs.build(wanted, 1)
-        assert sidecar.up_to_date(wanted) is not None
+        run_plan = planned([file], demo_tokenizer, tmp_path / "out", **options)
+        runs.build(run_plan, 1)
+        assert sidecar.up_to_date(run_plan) is not None
         for end in (".bin", ".idx", ".json"):
             (tmp_path / f"{one}{end}").replace(tmp_path / f"{other}{end}")
             shutil.copy(tmp_path / f"{other}{end}", tmp_path / f"{one}{end}")
-        assert sidecar.up_to_date(wanted) is None
+        assert sidecar.up_to_date(run_plan) is None
 
 
 def test_parts_of_an_earlier_run_behind_the_last_are_deleted(
@@ -160,9 +162,9 @@ def test_parts_of_an_earlier_run_behind_the_last_are_deleted(
 
     def make(documents: int, name: str = "web") -> None:
         write_lines(file, [{"text": f"text {number}"} for number in range(documents)])
-        wanted = planned([file], demo_tokenizer, tmp_path / "out" / name, max_shard_bytes=1)
-        runs.build(wanted, 1)
-        assert sidecar.up_to_date(wanted) is not None
+        run_plan = planned([file], demo_tokenizer, tmp_path / "out" / name, max_shard_bytes=1)
+        runs.build(run_plan, 1)
+        assert sidecar.up_to_date(run_plan) is not None
 
     make(6)
     make(6, "web-part00000_text_document")
@@ -176,26 +178,26 @@ def test_parts_of_an_earlier_run_behind_the_last_are_deleted(
     make(3)
     gone = {f"web-part0000{number}_text_document{end}" for number in (3, 4) for end in (".bin", ".idx", ".json")}
     assert before - {path.name for path in (tmp_path / "out").iterdir()} == gone | {"web-part00004_quarantine.jsonl"}
-    said = capsys.readouterr().err
-    assert "web-part00003_text_document and 1 more: deleted" in said
+    errors = capsys.readouterr().err
+    assert "web-part00003_text_document and 1 more: deleted" in errors
     for number in (5, 7):
-        assert f"web-part0000{number}_text_document: looks like a part of this run" in said
+        assert f"web-part0000{number}_text_document: looks like a part of this run" in errors
 
 
 def test_a_dataset_of_another_tokenizer_is_not_replaced_unasked(
     build: Build, run: Run, tmp_path: Path, demo_tokenizer: Path, gpt2_vocabulary: Path, write_lines: WriteLines
 ) -> None:
     file = write_lines(tmp_path / "a.jsonl", [{"text": "a word"}])
-    made = build([file], demo_tokenizer, tmp_path / "out")
-    before = Path(f"{made.prefix}.bin").read_bytes()
+    datasets = build([file], demo_tokenizer, tmp_path / "out")
+    before = Path(f"{datasets.prefix}.bin").read_bytes()
     arguments = [file, "--tokenizer", gpt2_vocabulary, "-o", tmp_path / "out"]
     refused = run(*arguments)
     assert refused.returncode == 73
     assert "was made with another tokenizer, tokenizer (" in refused.stderr
     assert "--force" in refused.stderr
-    assert Path(f"{made.prefix}.bin").read_bytes() == before
+    assert Path(f"{datasets.prefix}.bin").read_bytes() == before
     assert run(*arguments, "--force").returncode == 0
-    assert Path(f"{made.prefix}.bin").read_bytes() != before
+    assert Path(f"{datasets.prefix}.bin").read_bytes() != before
 
 
 def test_whether_one_dataset_is_whole(planned: Planned, tmp_path: Path, demo_tokenizer: Path) -> None:
@@ -287,19 +289,23 @@ def test_what_is_said_of_a_dataset_of_another_tokenizer(planned: Planned, tmp_pa
         ({"crc32": {"bin": [2, 0], "idx": [1, 0]}}, False),
     ],
 )
-def test_what_makes_a_dataset_current(done: Callable[..., Any], tmp_path: Path, change: dict[str, Any], is_current: bool) -> None:
+def test_what_makes_a_dataset_current(
+    up_to_date_with: Callable[..., Any], tmp_path: Path, change: dict[str, Any], is_current: bool
+) -> None:
     path = tmp_path / "out_text_document.json"
     path.write_text(json.dumps(json.loads(path.read_bytes()) | change))
-    assert (done() is not None) is is_current
+    assert (up_to_date_with() is not None) is is_current
 
 
 @pytest.mark.parametrize(("field", "value"), [("tokens", 2), ("tokens", None), ("dtype", "int32"), ("dtype", None)])
-def test_a_dataset_that_is_not_as_described(done: Callable[..., Any], tmp_path: Path, field: str, value: object) -> None:
+def test_a_dataset_that_is_not_as_described(
+    up_to_date_with: Callable[..., Any], tmp_path: Path, field: str, value: object
+) -> None:
     path = tmp_path / "out_text_document.json"
     record = json.loads(path.read_bytes())
     record["dataset"][field] = value
     path.write_text(json.dumps(record))
-    assert done() is None
+    assert up_to_date_with() is None
 
 
 def test_an_output_beside_the_input_is_up_to_date(run: Run, tmp_path: Path, demo_tokenizer: Path) -> None:
@@ -380,14 +386,29 @@ def test_a_part_is_no_input_of_its_run(run: Run, tmp_path: Path, demo_tokenizer:
     assert run(*arguments).returncode == 0
 
 
-def test_documents_from_standard_input_are_replaced_with_a_warning(run: Run, tmp_path: Path, demo_tokenizer: Path) -> None:
+def test_documents_from_standard_input_are_not_replaced(run: Run, tmp_path: Path, demo_tokenizer: Path) -> None:
     """Nobody can tell whether they are the same again."""
-    (tmp_path / "a.jsonl").write_text('{"text": "a"}\n' * 5)
-    for expected in (False, True):
-        with (tmp_path / "a.jsonl").open("rb") as lines:
-            outcome = run("-", "--tokenizer", demo_tokenizer, "-o", tmp_path / "out", stdin=lines)
-        assert outcome.returncode == 0, outcome.stderr
-        assert ("5 documents that came from standard input are replaced" in outcome.stderr) is expected
+    arguments = ["-", "--tokenizer", demo_tokenizer, "-o", tmp_path / "out"]
+    assert run(*arguments, input='{"text": "a"}\n' * 5).returncode == 0
+    tokens = (tmp_path / "out_text_document.bin").read_bytes()
+    refused = run(*arguments, input='{"text": "b"}\n')
+    assert refused.returncode == 73
+    assert "holds 5 documents from standard input or a pipe, and nothing tells whether this command reads them" in refused.stderr
+    assert "pass --force to replace it" in refused.stderr
+    assert (tmp_path / "out_text_document.bin").read_bytes() == tokens
+    assert run(*arguments, "--force", input='{"text": "b"}\n').returncode == 0
+    assert (tmp_path / "out_text_document.bin").read_bytes() != tokens
+
+
+def test_parts_of_a_stream_that_did_not_end_are_replaced(run: Run, tmp_path: Path, demo_tokenizer: Path) -> None:
+    arguments = ["-", "--tokenizer", demo_tokenizer, "--max-shard-size", "1k", "-o", tmp_path / "out"]
+    lines = json.dumps({"text": "some words " * 20}) + "\n"
+    stopped = run(*arguments, input=lines * 50 + "no JSON\n" + lines)
+    assert stopped.returncode == 65
+    resumed = run(*arguments, input=lines * 50)
+    assert resumed.returncode == 0, resumed.stderr
+    assert "part of a run that did not end is replaced" in resumed.stderr or "part00000" not in resumed.stderr
+    assert run(*arguments, input=lines * 50).returncode == 73
 
 
 def test_empty_inputs_are_told(run: Run, tmp_path: Path, demo_tokenizer: Path) -> None:

@@ -31,7 +31,7 @@ from lt_shared.console import BadData
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
 # Of more bytes than are looked at before lines are read.
-LONG = json.dumps({"text": "one " * 200}).encode() + b"\n"
+LONG = json.dumps({"text": "one " * 20_000}).encode() + b"\n"
 LINE = b'{"text": "one"}\n'
 TABLE = pa.table({"text": ["one", "two"]})
 LFS = b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 1234567890\n"

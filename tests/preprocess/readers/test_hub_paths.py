@@ -2,6 +2,7 @@
 
 import hashlib
 import http.server
+import itertools
 import json
 import os
 import re
@@ -12,9 +13,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+
+from lt_preprocess.pipeline import run as runs
+from lt_shared.console import IoFailure
+from lt_shared.files import storage
 
 pytest.importorskip("huggingface_hub")
 
@@ -108,3 +114,38 @@ def test_what_the_hub_refuses(run: Run, tmp_path: Path, demo_tokenizer: Path, hu
         assert f"{path}: no such file" in done.stderr
         assert "hint: a private or gated repository needs HF_TOKEN" in done.stderr
         assert token not in done.stderr
+
+
+def test_a_connection_that_breaks_is_no_damaged_file(
+    tmp_path: Path, demo_tokenizer: Path, planned: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Reads of Parquet are retried like other requests, and the last error names the file and the network."""
+    pq.write_table(pa.table({"text": ["three", "four"]}), tmp_path / "rows.parquet")
+    store = fsspec.filesystem("memory")
+    store.pipe_file("/hub/rows.parquet", (tmp_path / "rows.parquet").read_bytes())
+    monkeypatch.setattr(storage.time, "sleep", lambda seconds: None)
+    real_open = type(store)._open
+    failures: Iterator[bool] = iter([True, True])
+
+    def broken(self: Any, *arguments: Any, **options: Any) -> Any:
+        file = real_open(self, *arguments, **options)
+        real_read = file.read
+
+        def read(size: int = -1) -> bytes:
+            # The first page begins behind the magic number.
+            if 4 <= file.tell() < 100 and next(failures, False):
+                raise ConnectionResetError("connection reset by peer")
+            return real_read(size)
+
+        file.read = read
+        return file
+
+    monkeypatch.setattr(type(store), "_open", broken)
+    [dataset] = runs.build(planned(["memory://hub/rows.parquet"], demo_tokenizer, tmp_path / "o"), 1)
+    assert dataset.documents == 2
+    assert next(failures, None) is None
+    failures = itertools.repeat(True)
+    with pytest.raises(IoFailure, match=r"memory://hub/rows.parquet: connection reset by peer") as error:
+        runs.build(planned(["memory://hub/rows.parquet"], demo_tokenizer, tmp_path / "o"), 1, anew=True)
+    assert error.value.hint == storage.FAILING
+    store.rm("/hub", recursive=True)

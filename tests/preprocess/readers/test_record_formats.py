@@ -87,6 +87,38 @@ def test_a_first_row_longer_than_the_head(tmp_path: Path, separator: str, prefix
     assert (documents, bad) == ([["one"], ["two"]], [])
 
 
+@pytest.mark.parametrize("name_bytes", [600, 50_000])
+def test_a_wide_table_on_standard_input(run: Run, tmp_path: Path, demo_tokenizer: Path, name_bytes: int) -> None:
+    table = f"{'x' * name_bytes},text\n1,one\n2,two\n3,three\n"
+    done = run("-", "--tokenizer", demo_tokenizer, "-o", tmp_path / "o", "--plain", input=table)
+    assert done.returncode == 0, done.stderr
+    assert [json.loads(line)["text"] for line in run("cat", done.stdout.strip()).stdout.splitlines()] == ["one", "two", "three"]
+
+
+def test_a_table_that_comes_through_a_pipe_line_by_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = iter([b"id,text\n", b"1,one\n", b"2,two\n", b"3,three\n"])
+
+    class Pipe(io.BytesIO):
+        def read1(self, size: int | None = -1) -> bytes:
+            return next(lines, b"")
+
+    monkeypatch.setattr(inputs, "_open", lambda path: Pipe())
+    assert read("-")[0] == [["one"], ["two"], ["three"]]
+
+
+@pytest.mark.parametrize("content", [b"id,text\r1,one\r2,two\r", b'"a\rb",text\r1,"x"\r'])
+def test_a_table_whose_lines_end_in_carriage_returns(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "a b.csv").write_bytes(content)
+    with pytest.raises(BadData, match=r"a b.csv: a table whose lines end in a carriage return alone") as error:
+        read(tmp_path / "a b.csv")
+    assert error.value.hint == f"tr '\\r' '\\n' < '{tmp_path}/a b.csv' | lt-preprocess - ..."
+
+
+def test_a_carriage_return_in_quotes_is_text(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_bytes(b'"te\rxt",text\r\n1,"x\ry"\r\n')
+    assert read(tmp_path / "a.csv")[0] == [["x\ry"]]
+
+
 @pytest.mark.parametrize("quoting", [csv.QUOTE_ALL, csv.QUOTE_MINIMAL])
 def test_a_table_that_only_its_bytes_tell(tmp_path: Path, quoting: int) -> None:
     rows = [[f"id{number}", f"line {number}"] for number in range(9)]

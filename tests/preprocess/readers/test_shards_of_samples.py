@@ -3,6 +3,7 @@
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -82,6 +83,13 @@ def test_a_damaged_shard_is_named(tmp_path: Path, name: str, shard: str) -> None
     path.unlink()
     with pytest.raises(NoInput, match=f"{shard}: no such file, but index.json lists it"):
         texts_of(tmp_path / "a")
+
+
+@pytest.mark.parametrize("index", [{"chunks": [], "config": {"data_format": ["str"]}}, {"shards": [], "version": 2}])
+def test_an_index_without_shards(tmp_path: Path, index: dict[str, Any]) -> None:
+    (tmp_path / "index.json").write_text(json.dumps(index))
+    with pytest.raises(BadData, match=r"index.json: lists no files"):
+        inputs.expand_patterns([str(tmp_path)])
 
 
 def test_merged_shards_have_the_order_of_the_index(tmp_path: Path) -> None:

@@ -51,9 +51,9 @@ def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def run(program: list[str], *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    done = subprocess.run([*program, *arguments], env=os.environ | environment, capture_output=True, text=True)
-    assert "Traceback" not in done.stderr
-    return done
+    result = subprocess.run([*program, *arguments], env=os.environ | environment, capture_output=True, text=True)
+    assert "Traceback" not in result.stderr
+    return result
 
 
 def run_code(program: list[str], code: str) -> subprocess.CompletedProcess[str]:
@@ -85,10 +85,10 @@ def run_code(program: list[str], code: str) -> subprocess.CompletedProcess[str]:
     ],
 )
 def test_every_exception_is_one_line_and_its_exit_code(program: list[str], code: str, exit_code: int, message: str) -> None:
-    done = run_code(program, code)
-    assert done.returncode == exit_code
-    assert done.stdout == ""
-    lines = done.stderr.splitlines()
+    result = run_code(program, code)
+    assert result.returncode == exit_code
+    assert result.stdout == ""
+    lines = result.stderr.splitlines()
     assert lines[0].rstrip() == f"lt-x: error: {message}".rstrip()
     assert lines[1:] == (["hint: LT_DEBUG=1 shows where"] if message.startswith("internal") else [])
 
@@ -102,28 +102,28 @@ def test_every_exception_is_one_line_and_its_exit_code(program: list[str], code:
 )
 def test_what_the_clients_of_stores_raise_is_no_internal_error(program: list[str], code: str, message: str) -> None:
     """In the middle of a file: they have no exception in common with the operating system."""
-    done = run_code(program, code)
+    result = run_code(program, code)
     expected = f"lt-x: error: {message}\nhint: see the network and the endpoint in the environment\n"
-    assert (done.returncode, done.stderr) == (ExitCode.IO, expected)
+    assert (result.returncode, result.stderr) == (ExitCode.IO, expected)
 
 
 def test_a_hint_is_the_second_line(program: list[str]) -> None:
-    done = run_code(program, "raise console.NoInput('a: no such file', 'make it')")
-    assert done.stderr == "lt-x: error: a: no such file\nhint: make it\n"
+    result = run_code(program, "raise console.NoInput('a: no such file', 'make it')")
+    assert result.stderr == "lt-x: error: a: no such file\nhint: make it\n"
 
 
 def test_debugging_shows_the_traceback(program: list[str]) -> None:
-    done = subprocess.run([*program, "work", "1 / 0"], env=os.environ | {"LT_DEBUG": "1"}, capture_output=True, text=True)
-    assert done.stderr.startswith("Traceback")
-    assert done.stderr.endswith(
+    result = subprocess.run([*program, "work", "1 / 0"], env=os.environ | {"LT_DEBUG": "1"}, capture_output=True, text=True)
+    assert result.stderr.startswith("Traceback")
+    assert result.stderr.endswith(
         "lt-x: error: internal error: ZeroDivisionError: division by zero\nhint: LT_DEBUG=1 shows where\n"
     )
-    assert done.returncode == ExitCode.INTERNAL
+    assert result.returncode == ExitCode.INTERNAL
 
 
 def test_success_and_the_returned_code(program: list[str]) -> None:
-    done = run(program, "work")
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    result = run(program, "work")
+    assert (result.returncode, result.stdout, result.stderr) == (0, "", "")
     assert run(program, "work", "--size", "3").returncode == ExitCode.FOUND
 
 
@@ -138,19 +138,19 @@ def test_success_and_the_returned_code(program: list[str]) -> None:
     ],
 )
 def test_usage_errors_are_one_line_with_a_hint(program: list[str], arguments: list[str], message: str) -> None:
-    done = run(program, *arguments)
-    assert done.returncode == ExitCode.USAGE
-    error, hint = done.stderr.splitlines()
+    result = run(program, *arguments)
+    assert result.returncode == ExitCode.USAGE
+    error, hint = result.stderr.splitlines()
     assert error.startswith(f"lt-x: error: {message}")
     assert re.fullmatch(r"hint: see lt-x( work)? --help", hint)
 
 
 @pytest.mark.parametrize("arguments", [["-h"], ["--help"], ["work", "-h"], ["work", "--help"]])
 def test_help_begins_with_examples(program: list[str], arguments: list[str]) -> None:
-    done = run(program, *arguments)
-    assert done.returncode == 0
-    assert done.stdout.startswith("Examples:\n\n  lt-x work --size 3\n")
-    assert done.stdout.index("Usage: lt-x") > done.stdout.index("Examples:")
+    result = run(program, *arguments)
+    assert result.returncode == 0
+    assert result.stdout.startswith("Examples:\n\n  lt-x work --size 3\n")
+    assert result.stdout.index("Usage: lt-x") > result.stdout.index("Examples:")
 
 
 def test_help_shows_defaults_and_environment_variables(program: list[str]) -> None:
@@ -167,8 +167,8 @@ def test_the_environment_asks_for_no_help_and_no_version(program: list[str]) -> 
     """An image may have LT_X_VERSION=0.1.0."""
     names = ("VERSION", "HELP", "H", "QUIET", "VERBOSE")
     variables = {f"LT_X_{prefix}{name}": "0.1.0" for name in names for prefix in ("", "WORK_")}
-    done = run(program, "work", "--size", "3", **variables)
-    assert (done.returncode, done.stdout, done.stderr) == (1, "", "")
+    result = run(program, "work", "--size", "3", **variables)
+    assert (result.returncode, result.stdout, result.stderr) == (1, "", "")
 
 
 def test_what_a_terminal_would_act_on_is_written_out(program: list[str]) -> None:
@@ -190,8 +190,8 @@ def test_the_environment_sets_options_and_flags_win(program: list[str]) -> None:
 
 
 def test_version(program: list[str]) -> None:
-    done = run(program, "--version")
-    assert (done.returncode, done.stdout) == (
+    result = run(program, "--version")
+    assert (result.returncode, result.stdout) == (
         0,
         f"lt-shared {metadata.version('lt-shared')}\nPython {platform.python_version()}, click {metadata.version('click')}\n",
     )
@@ -217,8 +217,8 @@ with storage.publish({str(tmp_path / "out")!r}):
 
 def test_a_hangup_that_nohup_ignores_stays_ignored(program: list[str]) -> None:
     code = "os.kill(os.getpid(), signal.SIGHUP); print('alive')"
-    done = subprocess.run(["nohup", *program, "work", code], capture_output=True, text=True, stdin=subprocess.DEVNULL)
-    assert (done.returncode, done.stdout) == (0, "alive\n")
+    result = subprocess.run(["nohup", *program, "work", code], capture_output=True, text=True, stdin=subprocess.DEVNULL)
+    assert (result.returncode, result.stdout) == (0, "alive\n")
 
 
 @pytest.mark.parametrize(
@@ -243,16 +243,16 @@ def test_an_error_outranks_the_closed_pipe(program: list[str]) -> None:
     reader, writer = os.pipe()
     os.close(reader)
     code = "sys.stdout.write('x'); raise console.BadData('bad')"
-    done = subprocess.run([*program, "work", code], stdout=writer, stderr=subprocess.PIPE, text=True)
+    result = subprocess.run([*program, "work", code], stdout=writer, stderr=subprocess.PIPE, text=True)
     os.close(writer)
-    assert (done.returncode, done.stderr) == (ExitCode.BAD_DATA, "lt-x: error: bad\n")
+    assert (result.returncode, result.stderr) == (ExitCode.BAD_DATA, "lt-x: error: bad\n")
 
 
 def test_output_that_does_not_fit_is_an_io_error(program: list[str]) -> None:
     for code in ("console.print_json({})", "sys.stdout.write('x')"):
         with open("/dev/full", "w") as full:
-            done = subprocess.run([*program, "work", code], stdout=full, stderr=subprocess.PIPE, text=True)
-        assert (done.returncode, done.stderr) == (ExitCode.IO, "lt-x: error: no space left on device\n")
+            result = subprocess.run([*program, "work", code], stdout=full, stderr=subprocess.PIPE, text=True)
+        assert (result.returncode, result.stderr) == (ExitCode.IO, "lt-x: error: no space left on device\n")
 
 
 @pytest.mark.parametrize("unbuffered", ["", "1"])
@@ -271,13 +271,13 @@ def test_a_file_that_takes_a_part_of_the_output_is_an_io_error(
     """A limit on the size of files takes what fits and reports no error, as a disk does that becomes full."""
     code = code.replace("note(", "console.note(")
     with open(tmp_path / "output", "wb") as output:
-        done = subprocess.run(
+        result = subprocess.run(
             ["bash", "-c", 'ulimit -f 4; exec "$@"', "bash", *program, "work", code],
             stdout=output, stderr=output if "note" in code else subprocess.PIPE,
             env=os.environ | {"PYTHONUNBUFFERED": unbuffered},
         )  # fmt: skip
     # What cannot be said on standard error does not stop the work.
-    assert done.returncode == (ExitCode.OK if "note" in code else ExitCode.IO)
+    assert result.returncode == (ExitCode.OK if "note" in code else ExitCode.IO)
     assert (tmp_path / "output").stat().st_size == 4096
 
 
@@ -301,8 +301,8 @@ def closed(program: list[str], code: str, streams: str) -> subprocess.CompletedP
 
 @pytest.mark.parametrize("streams", ["<&-", ">&-", "<&- >&-", "<&- >&- 2>&-"])
 def test_closed_standard_streams_that_are_not_needed(program: list[str], streams: str) -> None:
-    done = closed(program, "console.warn('x') if sys.stderr.fileno() != 2 else sys.stdin.read()", streams)
-    assert (done.stdout, done.stderr) == ("0\n", "")
+    result = closed(program, "console.warn('x') if sys.stderr.fileno() != 2 else sys.stdin.read()", streams)
+    assert (result.stdout, result.stderr) == ("0\n", "")
 
 
 @pytest.mark.parametrize(
@@ -310,14 +310,14 @@ def test_closed_standard_streams_that_are_not_needed(program: list[str], streams
     ["console.print_json({})", "sys.stdout.write('x')", "click.echo('x')", "sys.stdout.buffer.write(b'x'); sys.stdout.flush()"],
 )
 def test_output_to_a_closed_stdout_is_an_io_error(program: list[str], code: str) -> None:
-    done = closed(program, code, ">&-")
-    assert done.stdout == f"{ExitCode.IO}\n"
-    assert done.stderr == "lt-x: error: standard output is closed\nhint: redirect it to a file or to /dev/null\n"
+    result = closed(program, code, ">&-")
+    assert result.stdout == f"{ExitCode.IO}\n"
+    assert result.stderr == "lt-x: error: standard output is closed\nhint: redirect it to a file or to /dev/null\n"
 
 
 def test_json_lines_are_compact_utf8(program: list[str]) -> None:
-    done = subprocess.run([*program, "work", "console.print_json({'a': 1, 'b': '\uac00'})"], capture_output=True, check=True)
-    assert done.stdout == '{"a":1,"b":"\uac00"}\n'.encode()
+    result = subprocess.run([*program, "work", "console.print_json({'a': 1, 'b': '\uac00'})"], capture_output=True, check=True)
+    assert result.stdout == '{"a":1,"b":"\uac00"}\n'.encode()
 
 
 PROGRESS = "p = console.Progress('encode', 4e6, 'B', interval_seconds={interval})\nwith p:\n    p.advance(1e6); p.advance(3e6)"
@@ -339,18 +339,18 @@ def test_progress_without_a_terminal_is_plain_lines(program: list[str]) -> None:
 
 def test_progress_on_a_terminal_is_a_bar(program: list[str]) -> None:
     code = PROGRESS.format(interval=1) + "; time.sleep(0.3)"
-    done = pseudo_terminal.run([*program, "work", code])
-    assert done.code == 0
-    assert "\u2501" in done.shown and "4.0/4.0 MB (100%)" in done.shown
+    result = pseudo_terminal.run([*program, "work", code])
+    assert result.code == 0
+    assert "\u2501" in result.shown and "4.0/4.0 MB (100%)" in result.shown
 
 
 def test_lines_beside_a_progress_bar_are_whole(program: list[str]) -> None:
     line = " [2026-11-21] iteration 1/ 4 |" + " lm loss: 7.6E+00 |" * 10
     work = f"p.advance(1); time.sleep(0.2); p.print({line!r}); print('data'); time.sleep(0.2)"
     code = f"with console.Progress('train', 4, 'steps') as p: {work}"
-    done = pseudo_terminal.run([*program, "work", code])
-    assert (done.code, done.other) == (0, "data\n")
-    assert line in done.shown and "1/4 steps (25%)" in done.shown
+    result = pseudo_terminal.run([*program, "work", code])
+    assert (result.code, result.other) == (0, "data\n")
+    assert line in result.shown and "1/4 steps (25%)" in result.shown
     assert run_code(program, code).stderr.splitlines()[0] == line
 
 
@@ -362,8 +362,8 @@ def test_progress_of_an_earlier_attempt_is_no_speed(program: list[str]) -> None:
 
 
 def test_a_failed_block_prints_no_final_progress(program: list[str]) -> None:
-    done = run_code(program, "with console.Progress('read', 2, 'lines'): raise console.BadData('line 1')")
-    assert done.stderr == "lt-x: error: line 1\n"
+    result = run_code(program, "with console.Progress('read', 2, 'lines'): raise console.BadData('line 1')")
+    assert result.stderr == "lt-x: error: line 1\n"
 
 
 @pytest.mark.parametrize("stream", ["none", "closed"])

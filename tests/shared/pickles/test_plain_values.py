@@ -36,6 +36,28 @@ def test_a_storage_is_its_identifier() -> None:
     assert pickles.loads(with_an_object_outside(), "file") == {"weight": ("storage", "0")}
 
 
+def test_the_next_pickle_of_several() -> None:
+    """torch wrote a file of pickles, one behind the other, before its archives."""
+    data = pickle.dumps(1) + with_an_object_outside() + b"values"
+    assert pickles.load_next(data, 0, "file") == (1, [], len(pickle.dumps(1)))
+    storage = ("storage", "0")
+    assert pickles.load_next(data, len(pickle.dumps(1)), "file") == ({"weight": storage}, [storage], len(data) - 6)
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b"]r\xff\xff\xff\x7f.", "it numbers more objects than it holds"),
+        (b"", "Ran out of input"),
+        (pickle.dumps(Call()), f"it refers to {os.system.__module__}.system, which no checkpoint needs"),
+    ],
+)
+def test_what_is_no_pickle_of_records_is_refused(content: bytes, reason: str) -> None:
+    with pytest.raises(BadData) as caught:
+        pickles.load_next(content, 0, "file")
+    assert str(caught.value) == f"file: not a readable pickle: {reason}"
+
+
 @pytest.mark.parametrize("protocol", range(2, 6))
 def test_plain_values(protocol: int) -> None:
     """As many times in nanoseconds as there are, of 64 bits."""

@@ -64,9 +64,9 @@ def parameters(done: Result) -> int:
     ids=["gpt", "layernorm1p", "llama", "experts", "one expert", "qkv bias", "falcon's keys", "scaled"],
 )
 def test_a_configuration_of_nemos_launcher(tmp_path: Path, more: str, expected: int) -> None:
-    done = train("import", str(nemo(tmp_path, more)))
-    assert parameters(done) == expected
-    assert "the original says 1b" in done.err
+    result = train("import", str(nemo(tmp_path, more)))
+    assert parameters(result) == expected
+    assert "the original says 1b" in result.err
 
 
 def test_settings_that_have_an_option_are_carried_over(tmp_path: Path) -> None:
@@ -93,28 +93,28 @@ def test_settings_that_have_an_option_are_carried_over(tmp_path: Path) -> None:
     ],
 )
 def test_another_model_is_refused(tmp_path: Path, more: str, message: str) -> None:
-    done = train("import", str(nemo(tmp_path, more)))
-    assert (done.code, done.out) == (65, "")
-    assert message in done.err
+    result = train("import", str(nemo(tmp_path, more)))
+    assert (result.code, result.out) == (65, "")
+    assert message in result.err
 
 
 def test_partial_writes_what_there_is(tmp_path: Path) -> None:
     file = nemo(tmp_path, LLAMA + "  rotary_interleaved: true\n")
-    done = train("import", "--partial", str(file))
-    assert done.code == 0
-    assert "num-layers = 24" in done.out
+    result = train("import", "--partial", str(file))
+    assert result.code == 0
+    assert "num-layers = 24" in result.out
     assert (
         f"warning: {file}: another model would result, without model.rotary_interleaved (line 20); --partial accepts it"
-        in done.err
+        in result.err
     )
 
 
 def test_what_matters_comes_first_and_the_rest_is_counted(tmp_path: Path) -> None:
     more = "  rotary_interleaved: true\n  gradient_accumulation_fusion: true\n  moe_pad_expert_input_to_capacity: true\n"
     quiet = train("import", "--partial", str(nemo(tmp_path, LLAMA + more))).err.splitlines()
-    told = [line.partition("changes ")[2].split(":")[0] for line in quiet if "not carried over" in line]
+    changed_options = [line.partition("changes ")[2].split(":")[0] for line in quiet if "not carried over" in line]
     # Without a word about evaluation, Lightning evaluates all data at the end of each epoch: two of three results.
-    assert told == ["the model", "the run", "the result", "the result", "speed", "nothing"]
+    assert changed_options == ["the model", "the run", "the result", "the result", "speed", "nothing"]
     assert [line for line in quiet if line.endswith("keys; -v lists them")] == quiet[4:6]
     assert "-v lists them" not in train("import", "--partial", "-v", str(nemo(tmp_path, LLAMA + more))).err
     record = json.loads(train("import", "--partial", "--json", str(nemo(tmp_path, LLAMA + more))).out)
@@ -126,8 +126,8 @@ def test_what_matters_comes_first_and_the_rest_is_counted(tmp_path: Path) -> Non
 
 
 def test_a_key_is_set_on_the_command_line(tmp_path: Path) -> None:
-    done = train("import", "--json", "--set", "model.num_layers=2", "--set", "trainer.max_steps=7", str(nemo(tmp_path)))
-    assert json.loads(done.out)["options"].items() >= {"num-layers": 2, "train-iters": 7}.items()
+    result = train("import", "--json", "--set", "model.num_layers=2", "--set", "trainer.max_steps=7", str(nemo(tmp_path)))
+    assert json.loads(result.out)["options"].items() >= {"num-layers": 2, "train-iters": 7}.items()
     assert "expected NAME=VALUE" in train("import", "--set", "model.num_layers", str(nemo(tmp_path))).err
     assert train("import", "--set", "A=1", "--", "pretrain_gpt.py", *SHAPE).code == 2
 
@@ -162,9 +162,9 @@ def test_recipes_have_experts_where_they_say_so(tmp_path: Path, kind: str, moe: 
     (tmp_path / "recipe.yaml").write_text(RECIPE.format(kind=kind, moe=moe))
     refused = train("import", str(tmp_path / "recipe.yaml"))
     assert refused.code == (65 if moe == "true" else 0)
-    done = train("import", "--partial", str(tmp_path / "recipe.yaml"))
-    assert parameters(done) == expected
-    assert ("sinkhorn: experts are balanced by --moe-aux-loss-coeff" in done.err) == (moe == "true")
+    result = train("import", "--partial", str(tmp_path / "recipe.yaml"))
+    assert parameters(result) == expected
+    assert ("sinkhorn: experts are balanced by --moe-aux-loss-coeff" in result.err) == (moe == "true")
 
 
 @pytest.mark.parametrize(
@@ -178,15 +178,15 @@ def test_recipes_have_experts_where_they_say_so(tmp_path: Path, kind: str, moe: 
 )
 def test_recipes_without_a_model_that_can_be_had(tmp_path: Path, content: str, message: str) -> None:
     (tmp_path / "recipe.yaml").write_text(content)
-    done = train("import", str(tmp_path / "recipe.yaml"))
-    assert (done.code, done.out) == (65, "") and message in done.err
+    result = train("import", str(tmp_path / "recipe.yaml"))
+    assert (result.code, result.out) == (65, "") and message in result.err
 
 
 @pytest.mark.parametrize("content", ["[project]\nname = 'x'\n", "[model]\nname = 'deepseek_v3'\nflavor = '16B'\n"])
 def test_a_toml_without_a_model_that_can_be_had(tmp_path: Path, content: str) -> None:
     (tmp_path / "titan.toml").write_text(content)
-    done = train("import", str(tmp_path / "titan.toml"))
-    assert (done.code, done.out) == (65, "") and "no model: neither its name nor its layers are known" in done.err
+    result = train("import", str(tmp_path / "titan.toml"))
+    assert (result.code, result.out) == (65, "") and "no model: neither its name nor its layers are known" in result.err
 
 
 def test_keys_of_2024_are_carried_over(tmp_path: Path) -> None:
@@ -194,7 +194,7 @@ def test_keys_of_2024_are_carried_over(tmp_path: Path) -> None:
         "[model]\nname = 'llama3'\nflavor = '8B'\n[training]\nbatch_size = 2\ntensor_parallel_degree = 4\nsteps = 100\n"
         "warmup_steps = 20\n[experimental]\npipeline_parallel_degree = 2\ncontext_parallel_degree = 2\n"
     )
-    done = train("import", "--json", str(tmp_path / "titan.toml"))
+    result = train("import", "--json", str(tmp_path / "titan.toml"))
     expected: dict[str, Any] = {
         "micro-batch-size": 2,
         "tensor-model-parallel-size": 4,
@@ -202,13 +202,13 @@ def test_keys_of_2024_are_carried_over(tmp_path: Path) -> None:
         "context-parallel-size": 2,
         "lr-warmup-iters": 20,
     }
-    assert json.loads(done.out)["options"].items() >= expected.items()
+    assert json.loads(result.out)["options"].items() >= expected.items()
 
 
 def test_a_configuration_in_python_is_not_run(tmp_path: Path) -> None:
     (tmp_path / "config_registry.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
-    done = train("import", str(tmp_path / "config_registry.py"))
-    assert done.code == 65 and "which function makes the configuration?" in done.err
+    result = train("import", str(tmp_path / "config_registry.py"))
+    assert result.code == 65 and "which function makes the configuration?" in result.err
     assert not (tmp_path / "ran").exists()
 
 
@@ -244,17 +244,17 @@ torchrun --nproc-per-node 8 pretrain_gpt.py --num-layers 24 --hidden-size 2048 -
 
 def test_values_of_a_condition_are_asked_for_by_name(tmp_path: Path) -> None:
     (tmp_path / "run.sh").write_text(SCRIPT)
-    done = train("import", str(tmp_path / "run.sh"))
-    assert (done.code, done.out) == (65, "")
-    assert "TP: only a run of the script knows the value\nhint: give it: --set TP=VALUE\n" in done.err
+    result = train("import", str(tmp_path / "run.sh"))
+    assert (result.code, result.out) == (65, "")
+    assert "TP: only a run of the script knows the value\nhint: give it: --set TP=VALUE\n" in result.err
 
 
 @pytest.mark.parametrize(("given", "tensor"), [("TP=2", 2), ("NODES=2", 4), ("NODES=16", 8)])
 def test_values_that_are_given_decide(tmp_path: Path, given: str, tensor: int) -> None:
     (tmp_path / "run.sh").write_text(SCRIPT)
-    done = train("import", "--json", "--set", given, str(tmp_path / "run.sh"))
-    assert parameters(done) == GPT_PARAMETERS
-    options = json.loads(done.out)["options"]
+    result = train("import", "--json", "--set", given, str(tmp_path / "run.sh"))
+    assert parameters(result) == GPT_PARAMETERS
+    options = json.loads(result.out)["options"]
     assert (options["tensor-model-parallel-size"], options["bf16"], options["log-interval"]) == (tensor, True, 1)
     assert not {"fp16", "no-load-rng"} & options.keys()
 
@@ -287,9 +287,9 @@ eval ${run}
 
 def test_a_command_that_is_put_together_in_a_variable(tmp_path: Path) -> None:
     (tmp_path / "run.sh").write_text(OF_DEEPSPEED)
-    done = train("import", "--json", str(tmp_path / "run.sh"))
-    assert parameters(done) == GPT_PARAMETERS
-    assert not {"num-experts", "loss-scale", "save"} & json.loads(done.out)["options"].keys()
+    result = train("import", "--json", str(tmp_path / "run.sh"))
+    assert parameters(result) == GPT_PARAMETERS
+    assert not {"num-experts", "loss-scale", "save"} & json.loads(result.out)["options"].keys()
 
 
 @pytest.mark.parametrize(
@@ -305,9 +305,9 @@ def test_a_command_that_is_put_together_in_a_variable(tmp_path: Path) -> None:
 )
 def test_earlier_names_and_those_of_megatron_deepspeed(words: tuple[str, ...], expected: dict[str, Any]) -> None:
     llama = ("--swiglu", "--disable-bias-linear", "--max-position-embeddings", "2048")
-    done = train("import", "--json", "--", "pretrain_gpt.py", *SHAPE, *STEPS, *llama, *words)
-    assert done.code == 0, done.err
-    assert json.loads(done.out)["options"].items() >= {"normalization": "RMSNorm", **expected}.items()
+    result = train("import", "--json", "--", "pretrain_gpt.py", *SHAPE, *STEPS, *llama, *words)
+    assert result.code == 0, result.err
+    assert json.loads(result.out)["options"].items() >= {"normalization": "RMSNorm", **expected}.items()
 
 
 @pytest.mark.parametrize(
@@ -320,8 +320,8 @@ def test_earlier_names_and_those_of_megatron_deepspeed(words: tuple[str, ...], e
 )
 def test_other_programs_are_refused(tmp_path: Path, program: str, message: str) -> None:
     (tmp_path / "run.sh").write_text(f"torchrun {program} {' '.join((*SHAPE, *STEPS))}\n")
-    done = train("import", str(tmp_path / "run.sh"))
-    assert (done.code, done.out) == (65, "") and message in done.err
+    result = train("import", str(tmp_path / "run.sh"))
+    assert (result.code, result.out) == (65, "") and message in result.err
 
 
 def test_biases_that_a_guide_to_llama_has_by_silence_are_told() -> None:
@@ -382,9 +382,9 @@ def test_the_run_config_of_a_checkpoint_of_megatron_bridge(tmp_path: Path) -> No
     file = tmp_path / "run_config.yaml"
     text = RUN_CONFIG.format(provider=LLAMA31_PROVIDER, interleaved="false")
     file.write_text(text.replace("fp8: null", "fp8: e4m3, fp8_recipe: blockwise"))
-    done = train("import", "--json", str(file))
+    result = train("import", "--json", str(file))
     # As transformers counts the parameters of Llama 3.2 1B.
-    assert parameters(done) == 1_235_814_400
+    assert parameters(result) == 1_235_814_400
     expected: dict[str, Any] = {
         "use-rope-scaling": True,
         "rope-scaling-factor": 32.0,
@@ -397,7 +397,7 @@ def test_the_run_config_of_a_checkpoint_of_megatron_bridge(tmp_path: Path) -> No
         "mock-data": True,
         "lr-warmup-iters": 10,
     }
-    assert json.loads(done.out)["options"].items() >= expected.items()
+    assert json.loads(result.out)["options"].items() >= expected.items()
 
 
 @pytest.mark.parametrize(
@@ -410,5 +410,5 @@ def test_the_run_config_of_a_checkpoint_of_megatron_bridge(tmp_path: Path) -> No
 def test_other_models_of_megatron_bridge_are_refused(tmp_path: Path, provider: str, interleaved: str, message: str) -> None:
     file = tmp_path / "run_config.yaml"
     file.write_text(RUN_CONFIG.format(provider=provider, interleaved=interleaved))
-    done = train("import", str(file))
-    assert (done.code, done.out) == (65, "") and message in done.err
+    result = train("import", str(file))
+    assert (result.code, result.out) == (65, "") and message in result.err

@@ -41,7 +41,7 @@ def plan(name: str, tmp_path: Path, *more: str, without: tuple[str, ...] = ()) -
 
 
 def test_a_guide_with_keys_that_torchtitan_never_had(tmp_path: Path) -> None:
-    found = translation("guide.toml").options
+    options = translation("guide.toml").options
     expected = {
         "model": "llama3.1-8b",
         "tensor_model_parallel_size": 2,
@@ -61,7 +61,7 @@ def test_a_guide_with_keys_that_torchtitan_never_had(tmp_path: Path) -> None:
         "use_torch_fsdp2": True,
         "bf16": True,
     }
-    assert {name: found[name] for name in expected} == expected
+    assert {name: options[name] for name in expected} == expected
     reasons = dropped("guide.toml")
     assert set(reasons) == {
         *("model.norm_type", "model.tokenizer_path", "training.data_parallel_degree", "training.compile"),
@@ -70,13 +70,13 @@ def test_a_guide_with_keys_that_torchtitan_never_had(tmp_path: Path) -> None:
         "model.name",
     }
     assert "lt-convert" in reasons["checkpoint.resume_from_checkpoint"]
-    made = plan("guide.toml", tmp_path, "--mock-data", "--ranks", "8", without=("fp8", "wandb"))
-    assert not list(problems(made))
-    assert made.parallelism.described == "tensor 2 x pipeline 1 x context 2 x data 2"
+    run_config = plan("guide.toml", tmp_path, "--mock-data", "--ranks", "8", without=("fp8", "wandb"))
+    assert not list(problems(run_config))
+    assert run_config.parallelism.described == "tensor 2 x pipeline 1 x context 2 x data 2"
 
 
 def test_torchtitans_own_keys(tmp_path: Path) -> None:
-    found = translation("llama3_70b.toml").options
+    options = translation("llama3_70b.toml").options
     expected = {
         "model": "llama3.1-70b",
         "lr_decay_style": "WSD",
@@ -92,68 +92,68 @@ def test_torchtitans_own_keys(tmp_path: Path) -> None:
         "eval_iters": 1200,
         "sequence_parallel": True,
     }
-    assert {name: found[name] for name in expected} == expected
-    assert found["min_lr"] == pytest.approx(1.5e-5)
+    assert {name: options[name] for name in expected} == expected
+    assert options["min_lr"] == pytest.approx(1.5e-5)
     reasons = dropped("llama3_70b.toml")
     assert all(key in reasons for key in ("job.description", "training.dataset", "compile.components", "validation.dataset"))
     assert not any("not a key" in reason for reason in reasons.values())
-    made = plan("llama3_70b.toml", tmp_path, "--mock-data", "--ranks", "64", without=("fp8", "tensorboard"))
-    assert not list(problems(made))
+    run_config = plan("llama3_70b.toml", tmp_path, "--mock-data", "--ranks", "64", without=("fp8", "tensorboard"))
+    assert not list(problems(run_config))
 
 
 def test_a_hyperpod_recipe(tmp_path: Path) -> None:
-    found = translation("recipe.yaml").options
-    assert found["norm_epsilon"] == 1e-5
-    assert found["max_position_embeddings"] == found["seq_length"] == 8192
-    assert found["save"] == "/fsx/ubuntu/sagemaker-hyperpod-recipes/checkpoints/checkpoints"
-    assert (found["save_interval"], found["keep_last"], found["num_distributed_optimizer_instances"]) == (20, 1, 2)
+    options = translation("recipe.yaml").options
+    assert options["norm_epsilon"] == 1e-5
+    assert options["max_position_embeddings"] == options["seq_length"] == 8192
+    assert options["save"] == "/fsx/ubuntu/sagemaker-hyperpod-recipes/checkpoints/checkpoints"
+    assert (options["save_interval"], options["keep_last"], options["num_distributed_optimizer_instances"]) == (20, 1, 2)
     reasons = dropped("recipe.yaml")
     assert not any("not a key" in reason for reason in reasons.values())
     assert all("start as many ranks" in reasons[f"trainer.{key}"] for key in ("devices", "num_nodes"))
-    made = plan("recipe.yaml", tmp_path, "--ranks", "32", without=("tensorboard",))
-    assert not list(problems(made))
-    model = made.architecture
+    run_config = plan("recipe.yaml", tmp_path, "--ranks", "32", without=("tensorboard",))
+    assert not list(problems(run_config))
+    model = run_config.architecture
     assert (model.parameters(), model.tie_embeddings, model.rope_scaling and model.rope_scaling.factor) == (1235814400, True, 32)
 
 
 def test_the_launchers_file_has_nothing_to_carry() -> None:
-    found = translation("launcher.yaml")
-    assert found.source == "HyperPod recipes"
-    assert not found.options
-    assert {entry.reason for entry in found.dropped} == {hyperpod.LAUNCHER, NOT_SET}
+    translated = translation("launcher.yaml")
+    assert translated.source == "HyperPod recipes"
+    assert not translated.options
+    assert {entry.reason for entry in translated.dropped} == {hyperpod.LAUNCHER, NOT_SET}
 
 
 def test_a_nemo_model(tmp_path: Path) -> None:
-    found = translation("nemo.yaml").options
-    assert found["data_path"] == ["1.0", "/shared/data/redpajama_sample_text_document"]
-    assert found["use_distributed_optimizer"] is True
+    options = translation("nemo.yaml").options
+    assert options["data_path"] == ["1.0", "/shared/data/redpajama_sample_text_document"]
+    assert options["use_distributed_optimizer"] is True
     assert "not a key" not in " ".join(dropped("nemo.yaml").values())
-    made = plan("nemo.yaml", tmp_path, "--mock-data", "--ranks", "128", without=("data-path", "split", "tensorboard"))
-    assert not list(problems(made))
+    run_config = plan("nemo.yaml", tmp_path, "--mock-data", "--ranks", "128", without=("data-path", "split", "tensorboard"))
+    assert not list(problems(run_config))
     # Without a tokenizer's data the vocabulary is GPT-2's.
-    assert made.architecture.parameters(32000) == 6738415616
-    assert made.memory.recompute is not None
+    assert run_config.architecture.parameters(32000) == 6738415616
+    assert run_config.memory.recompute is not None
 
 
 def test_a_script_that_starts_megatron(tmp_path: Path) -> None:
-    found = translation("pretrain_gpt.sbatch")
-    assert found.options["data_path"] == ["/fsx/gpt2/my-gpt2_text_document"]
-    assert {"hidden_dropout", "attention_dropout"} <= found.defaults
-    assert "adam_beta2" not in found.defaults
+    translated = translation("pretrain_gpt.sbatch")
+    assert translated.options["data_path"] == ["/fsx/gpt2/my-gpt2_text_document"]
+    assert {"hidden_dropout", "attention_dropout"} <= translated.defaults
+    assert "adam_beta2" not in translated.defaults
     reasons = dropped("pretrain_gpt.sbatch")
     assert "quietly takes selective" in reasons["recompute_granularity"]
     assert "it needs the shell" in reasons["$EXTRA"]
-    assert {entry.key: entry.value for entry in found.dropped if entry.key.startswith("launcher ")} == {
+    assert {entry.key: entry.value for entry in translated.dropped if entry.key.startswith("launcher ")} == {
         "launcher -l": True,
         "launcher -m": "torch.distributed.run",
         "launcher --nproc_per_node": "8",
         "launcher --nnodes": "2",
         "launcher --rdzv_backend": "c10d",
     }
-    made = plan("pretrain_gpt.sbatch", tmp_path, "--mock-data", "--ranks", "16", without=("data-path", "split"))
-    assert not list(problems(made))
-    assert made.architecture.parameters(51200) == pytest.approx(7.5e9, rel=0.02)
-    assert made.layers.hidden_dropout == 0.1
+    run_config = plan("pretrain_gpt.sbatch", tmp_path, "--mock-data", "--ranks", "16", without=("data-path", "split"))
+    assert not list(problems(run_config))
+    assert run_config.architecture.parameters(51200) == pytest.approx(7.5e9, rel=0.02)
+    assert run_config.layers.hidden_dropout == 0.1
 
 
 SCRIPT = """\
@@ -189,7 +189,7 @@ def test_a_script_with_variables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     """Assignments, defaults and arrays are followed; nothing is run, and what hangs on a condition is listed."""
     monkeypatch.setenv("NUM_LAYERS", "99")
     (tmp_path / "gpt3.sbatch").write_text(SCRIPT)
-    found = source.translate_file(str(tmp_path / "gpt3.sbatch"))
+    translated = source.translate_file(str(tmp_path / "gpt3.sbatch"))
     expected = {
         "num_layers": 36,
         "hidden_size": 4096,
@@ -200,9 +200,9 @@ def test_a_script_with_variables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         "tensor_model_parallel_size": 4,
         "data_path": ["/fsx/gpt2/my-gpt2_text_document"],
     }
-    given = {name: value for name, value in found.options.items() if name not in found.defaults}
-    assert given == expected
-    reasons = {entry.key: entry.reason for entry in found.dropped}
+    stated_options = {name: value for name, value in translated.options.items() if name not in translated.defaults}
+    assert stated_options == expected
+    reasons = {entry.key: entry.reason for entry in translated.dropped}
     for key in ("pipeline_model_parallel_size", "micro_batch_size", "$EXTRA", "save", "wandb_project"):
         assert "it needs the shell" in reasons[key]
     assert not list(tmp_path.glob("**/pwned"))
@@ -215,23 +215,25 @@ def test_variables_that_contain_themselves_end() -> None:
 
 def test_what_megatron_ignores_is_not_carried() -> None:
     words = ["pretrain_gpt.py", "--sequence-parallel", "--num-query-groups", "8", "--save", "/a", "--load", "/a", "--swiglu"]
-    found = megatron_lm.translate(words)
-    assert {entry.key for entry in found.dropped} == {"sequence_parallel", "num_query_groups", "load"}
-    assert (found.options["save"], found.options["swiglu"]) == ("/a", True)
+    translated = megatron_lm.translate(words)
+    assert {entry.key for entry in translated.dropped} == {"sequence_parallel", "num_query_groups", "load"}
+    assert (translated.options["save"], translated.options["swiglu"]) == ("/a", True)
     assert megatron_lm.translate([*words, "--group-query-attention"]).options["num_query_groups"] == 8
 
 
 def test_steps_to_skip_are_left_to_the_user() -> None:
     """Since their count has changed, the same number is another step in another version."""
-    found = megatron_lm.translate(["pretrain_gpt.py", "--iterations-to-skip", "5", "7", "--num-layers", "4"])
-    assert [entry.key for entry in found.dropped] == ["iterations_to_skip"]
-    assert "skip_steps" not in found.options
+    translated = megatron_lm.translate(["pretrain_gpt.py", "--iterations-to-skip", "5", "7", "--num-layers", "4"])
+    assert [entry.key for entry in translated.dropped] == ["iterations_to_skip"]
+    assert "skip_steps" not in translated.options
 
 
 def test_values_that_lt_train_does_not_take_are_listed() -> None:
-    found = megatron_lm.translate(["pretrain_gpt.py", "--optimizer", "sgd", "--lr-decay-style", "cosine", "--num-layers", "four"])
-    assert {entry.key for entry in found.dropped} == {"optimizer", "num_layers"}
-    assert found.options["lr_decay_style"] == "cosine"
+    translated = megatron_lm.translate(
+        ["pretrain_gpt.py", "--optimizer", "sgd", "--lr-decay-style", "cosine", "--num-layers", "four"]
+    )
+    assert {entry.key for entry in translated.dropped} == {"optimizer", "num_layers"}
+    assert translated.options["lr_decay_style"] == "cosine"
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -273,9 +275,9 @@ def test_values_of_any_kind_are_carried_or_listed(name: str, data: st.DataObject
         {*keys(name), *getattr(module, "RENAMED", {}), *getattr(module, "INVENTED", {}), *torchtitan.INVENTED.values()}
     )
     changes = data.draw(st.dictionaries(st.sampled_from(known), ODD, max_size=6))
-    found = module.translate(keys(name) | changes)
-    assert set(tomllib.loads(found.toml())) == {option.replace("_", "-") for option in found.options}
-    for option, value in found.options.items():
+    translated = module.translate(keys(name) | changes)
+    assert set(tomllib.loads(translated.toml())) == {option.replace("_", "-") for option in translated.options}
+    for option, value in translated.options.items():
         accepted(options()[option], value)
 
 
@@ -291,9 +293,9 @@ def test_ranks_without_end_are_counted(key: str, value: float) -> None:
 @pytest.mark.parametrize("degree", [12, 4.5])
 def test_a_degree_that_does_not_divide_is_named(degree: float) -> None:
     machines = {"trainer.devices": 8, "trainer.num_nodes": 4, "model.sharding_strategy": "hybrid_shard"}
-    found = hyperpod.translate(machines | {"model.shard_degree": degree})
-    assert "num_distributed_optimizer_instances" not in found.options
-    assert "it divides the ranks" in next(entry.reason for entry in found.dropped if entry.key == "model.shard_degree")
+    translated = hyperpod.translate(machines | {"model.shard_degree": degree})
+    assert "num_distributed_optimizer_instances" not in translated.options
+    assert "it divides the ranks" in next(entry.reason for entry in translated.dropped if entry.key == "model.shard_degree")
 
 
 def test_a_number_for_a_path_is_its_name() -> None:
@@ -303,9 +305,9 @@ def test_a_number_for_a_path_is_its_name() -> None:
 def test_values_that_are_none(tmp_path: Path) -> None:
     file = tmp_path / "odd.yaml"
     file.write_text("run: {name: x}\nmodel: {rope_theta: big, hidden_size: -4, num_hidden_layers: '16', seed: [1]}\n")
-    found = source.translate_file(str(file))
-    assert found.options["num_layers"] == 16
-    assert {"model.rope_theta", "model.hidden_size", "model.seed"} <= {entry.key for entry in found.dropped}
+    translated = source.translate_file(str(file))
+    assert translated.options["num_layers"] == 16
+    assert {"model.rope_theta", "model.hidden_size", "model.seed"} <= {entry.key for entry in translated.dropped}
 
 
 @pytest.mark.parametrize("as_json", [True, False])
@@ -401,8 +403,8 @@ def test_files_that_are_not_there(tmp_path: Path) -> None:
 
 def test_every_key_of_a_recipe_is_carried_or_listed() -> None:
     """Those that are off, empty or as here in any case, too."""
-    given = {key for key in keys("recipe.yaml") if key.startswith("model.")}
-    carried = {key.removeprefix("model.") for key in given - set(dropped("recipe.yaml"))}
+    model_keys = {key for key in keys("recipe.yaml") if key.startswith("model.")}
+    carried = {key.removeprefix("model.") for key in model_keys - set(dropped("recipe.yaml"))}
     assert carried == {
         *("model_type", "train_batch_size", "seed", "grad_clip", "tensor_model_parallel_degree", "expert_model_parallel_degree"),
         *("context_parallel_degree", "sharding_strategy", "shard_degree", "max_context_width", "max_position_embeddings"),
@@ -435,23 +437,23 @@ def test_every_key_of_a_recipe_is_carried_or_listed() -> None:
     ],
 )
 def test_what_is_dropped_has_its_reason(module: Any, key: str, value: Any, reason: str) -> None:
-    (found,) = (entry for entry in module.translate({key: value}).dropped if entry.key == key)
-    assert found.value == value
-    assert reason in found.reason
+    (values,) = (entry for entry in module.translate({key: value}).dropped if entry.key == key)
+    assert values.value == value
+    assert reason in values.reason
 
 
 def test_two_invented_keys_for_one() -> None:
-    found = torchtitan.translate({"training.batch_size": 2, "training.micro_batch_size": 3, "training.lr": float("nan")})
-    assert found.options["micro_batch_size"] == 2
-    reasons = {entry.key: entry.reason for entry in found.dropped}
+    translated = torchtitan.translate({"training.batch_size": 2, "training.micro_batch_size": 3, "training.lr": float("nan")})
+    assert translated.options["micro_batch_size"] == 2
+    reasons = {entry.key: entry.reason for entry in translated.dropped}
     assert "training.local_batch_size stands beside it" in reasons["training.micro_batch_size"]
     assert reasons["training.lr"] == "lt-train takes a finite number above 0 there"
 
 
 def test_options_of_a_launcher() -> None:
     words = "srun -l mpirun -x A -x B python3 -m torch.distributed.run --standalone --nnodes=2 --nproc-per-node 8 pretrain_gpt.py"
-    found = {entry.key.removeprefix("launcher "): entry.value for entry in megatron_lm.translate(words.split()).dropped}
-    assert found == {
+    values = {entry.key.removeprefix("launcher "): entry.value for entry in megatron_lm.translate(words.split()).dropped}
+    assert values == {
         "-l": True,
         "-x": "A B",
         "-m": "torch.distributed.run",

@@ -25,10 +25,10 @@ def imported(tmp_path: Path, script: str, *more: str, name: str = "run.sh") -> A
 
 
 def options(tmp_path: Path, script: str, *more: str, name: str = "run.sh") -> dict[str, Any]:
-    done = imported(tmp_path, script, *more, name=name)
-    assert done.code == 0, done.err
-    found: dict[str, Any] = json.loads(done.out)["options"]
-    return found
+    result = imported(tmp_path, script, *more, name=name)
+    assert result.code == 0, result.err
+    settings: dict[str, Any] = json.loads(result.out)["options"]
+    return settings
 
 
 @pytest.mark.parametrize(
@@ -46,8 +46,8 @@ def options(tmp_path: Path, script: str, *more: str, name: str = "run.sh") -> di
     ],
 )
 def test_computed_values_are_carried_over(tmp_path: Path, text: str, expected: dict[str, int]) -> None:
-    found = options(tmp_path, f"{text}\ntorchrun pretrain_gpt.py {SHAPE} ${{A[@]}}")
-    assert {name: found[name] for name in expected} == expected
+    settings = options(tmp_path, f"{text}\ntorchrun pretrain_gpt.py {SHAPE} ${{A[@]}}")
+    assert {name: settings[name] for name in expected} == expected
 
 
 @pytest.mark.parametrize(
@@ -67,9 +67,9 @@ def test_computed_values_are_carried_over(tmp_path: Path, text: str, expected: d
     ],
 )
 def test_what_decides_the_run_is_asked_for_by_name(tmp_path: Path, script: str, asked: str) -> None:
-    done = imported(tmp_path, script.replace("GPT", GPT))
-    assert (done.code, done.out) == (65, "")
-    assert f"{asked}: only a run of the script knows the value\nhint: give it: --set {asked}=VALUE\n" in done.err
+    result = imported(tmp_path, script.replace("GPT", GPT))
+    assert (result.code, result.out) == (65, "")
+    assert f"{asked}: only a run of the script knows the value\nhint: give it: --set {asked}=VALUE\n" in result.err
 
 
 def test_an_answer_decides(tmp_path: Path) -> None:
@@ -79,9 +79,9 @@ def test_an_answer_decides(tmp_path: Path) -> None:
 
 
 def test_a_substitution_without_a_name_is_refused(tmp_path: Path) -> None:
-    done = imported(tmp_path, f"{GPT} --tensor-model-parallel-size $(nproc)")
-    assert (done.code, done.out) == (65, "")
-    assert "$(nproc): only a run of the script knows the value\nhint: pass the command line with its value" in done.err
+    result = imported(tmp_path, f"{GPT} --tensor-model-parallel-size $(nproc)")
+    assert (result.code, result.out) == (65, "")
+    assert "$(nproc): only a run of the script knows the value\nhint: pass the command line with its value" in result.err
 
 
 def test_both_branches_alike_decide_nothing(tmp_path: Path) -> None:
@@ -99,9 +99,9 @@ def test_a_command_that_is_only_written_down_is_not_the_run(tmp_path: Path) -> N
 
 def test_two_commands_are_not_chosen_between(tmp_path: Path) -> None:
     other = GPT.replace("--num-layers 4", "--num-layers 8")
-    done = imported(tmp_path, f"{GPT} --save /a\n{other} --save /b\n")
-    assert (done.code, done.out) == (65, "")
-    assert "lines 1 and 2 start pretrain_gpt.py with different options: --num-layers" in done.err
+    result = imported(tmp_path, f"{GPT} --save /a\n{other} --save /b\n")
+    assert (result.code, result.out) == (65, "")
+    assert "lines 1 and 2 start pretrain_gpt.py with different options: --num-layers" in result.err
     assert options(tmp_path, f"{GPT} --save /a\n{GPT} --save /b")["save"] == "/a"
     either = f"if [ $BIG ]; then\n{other}\nelse\n{GPT}\nfi\n"
     assert "hint: what decides it: --set BIG=VALUE" in imported(tmp_path, either).err
@@ -117,19 +117,19 @@ SWITCHES = (
 
 @pytest.mark.parametrize("switch", SWITCHES)
 def test_an_option_of_the_model_is_not_lost(switch: str, tmp_path: Path) -> None:
-    done = imported(tmp_path, f"{GPT} --{switch}")
+    result = imported(tmp_path, f"{GPT} --{switch}")
     name = switch.split()[0].replace("-", "_")
-    assert (done.code, done.out) == (65, "")
-    assert f"another model would result, without {name}" in done.err
+    assert (result.code, result.out) == (65, "")
+    assert f"another model would result, without {name}" in result.err
     assert imported(tmp_path, f"{GPT} --{switch}", "--partial").code == 0
 
 
 @pytest.mark.parametrize("switch", ["never-heard-of", "never-heard-of 0", "fp32-residual-connection", "random-ltd"])
 def test_an_option_that_nobody_knows_is_refused(switch: str, tmp_path: Path) -> None:
-    done = imported(tmp_path, f"{GPT} --{switch}")
+    result = imported(tmp_path, f"{GPT} --{switch}")
     name = switch.split()[0].replace("-", "_")
-    assert (done.code, done.out) == (65, "")
-    assert f"not carried over, changes the run: {name} = " in done.err
+    assert (result.code, result.out) == (65, "")
+    assert f"not carried over, changes the run: {name} = " in result.err
     assert imported(tmp_path, f"{GPT} --{switch}", "--partial").code == 0
 
 
@@ -154,8 +154,8 @@ def test_effects_of_options_that_lt_train_does_not_have(words: str, effect: str)
 
 
 def test_the_padding_of_the_vocabulary_is_told(tmp_path: Path) -> None:
-    told = "changes the result: make_vocab_size_divisible_by = 256"
-    assert told in imported(tmp_path, f"{GPT} --make-vocab-size-divisible-by 256").err
+    change = "changes the result: make_vocab_size_divisible_by = 256"
+    assert change in imported(tmp_path, f"{GPT} --make-vocab-size-divisible-by 256").err
     assert "make_vocab_size" not in imported(tmp_path, f"{GPT} --make-vocab-size-divisible-by 128").err
 
 
@@ -178,9 +178,9 @@ def test_grouped_queries_without_a_number_are_one_group() -> None:
 )
 def test_a_recipe_of_fp8_is_carried_over_or_told(recipe: str | None, carried: str | None, effect: Effect | None) -> None:
     words = ("--fp8-recipe", recipe) if recipe else ()
-    found = translate([*GPT.split(), "--bf16", "--fp8-format", "e4m3", *words])
-    assert (found.options["fp8_format"], found.options.get("fp8_recipe")) == ("e4m3", carried)
-    assert [(entry.key, entry.effect) for entry in found.dropped if "fp8" in entry.key] == (
+    translation = translate([*GPT.split(), "--bf16", "--fp8-format", "e4m3", *words])
+    assert (translation.options["fp8_format"], translation.options.get("fp8_recipe")) == ("e4m3", carried)
+    assert [(entry.key, entry.effect) for entry in translation.dropped if "fp8" in entry.key] == (
         [("fp8_recipe", effect)] if effect else []
     )
 
@@ -188,20 +188,20 @@ def test_a_recipe_of_fp8_is_carried_over_or_told(recipe: str | None, carried: st
 def test_delayed_scaling_of_megatron_bridge_is_told() -> None:
     base = {"_target_": "megatron.bridge.training.config.ConfigContainer", "model.num_layers": 4, "mixed_precision.fp8": "hybrid"}
     for recipe, is_told in (("delayed", True), ("tensorwise", False)):
-        found = megatron_bridge.translate({**base, "model.fp8_recipe": recipe, "mixed_precision.fp8_recipe": recipe})
-        assert (found.options["fp8_format"], found.options["fp8_recipe"]) == ("hybrid", "tensorwise")
-        told = [(entry.key, entry.value) for entry in found.lost(Effect.RESULT) if "fp8" in entry.key]
-        assert told == ([("mixed_precision.fp8_recipe", "delayed")] if is_told else [])
+        translation = megatron_bridge.translate({**base, "model.fp8_recipe": recipe, "mixed_precision.fp8_recipe": recipe})
+        assert (translation.options["fp8_format"], translation.options["fp8_recipe"]) == ("hybrid", "tensorwise")
+        changes = [(entry.key, entry.value) for entry in translation.lost(Effect.RESULT) if "fp8" in entry.key]
+        assert changes == ([("mixed_precision.fp8_recipe", "delayed")] if is_told else [])
 
 
 def test_transformer_engines_layers_are_dropped_as_speed() -> None:
     """Beside them offloading, and recomputed norms; nothing of it is refused, or changes a result."""
     words = "--transformer-impl local --cpu-offloading-num-layers 2 --recompute-granularity selective --recompute-modules"
-    found = translate([*GPT.split(), *words.split(), "layernorm", "core_attn"])
-    assert not {"transformer_impl", "cpu_offloading_num_layers"} & found.options.keys()
-    assert found.options["recompute_modules"] == "core_attn"
+    translation = translate([*GPT.split(), *words.split(), "layernorm", "core_attn"])
+    assert not {"transformer_impl", "cpu_offloading_num_layers"} & translation.options.keys()
+    assert translation.options["recompute_modules"] == "core_attn"
     lost = {"transformer_impl", "cpu_offloading_num_layers", "recompute_modules"}
-    assert {entry.key for entry in found.lost(Effect.SPEED)} == lost
+    assert {entry.key for entry in translation.lost(Effect.SPEED)} == lost
     engine = nemo.translate({"model.num_layers": 4, "model.transformer_engine": True, "model.fp8": True, "model.fp8_e4m3": True})
     assert engine.options["fp8_format"] == "e4m3"
     assert "transformer_impl" not in engine.options
@@ -210,21 +210,21 @@ def test_transformer_engines_layers_are_dropped_as_speed() -> None:
 
 def test_earlier_names_of_options() -> None:
     words = "pretrain_gpt.py --batch-size 4 --model-parallel-size 2 --checkpoint-activations --checkpoint-num-layers 3"
-    found = translate(words.split()).options
+    translation = translate(words.split()).options
     expected = {
         "micro_batch_size": 4,
         "tensor_model_parallel_size": 2,
         "recompute_granularity": "full",
         "recompute_num_layers": 3,
     }
-    assert {name: found[name] for name in expected} == expected
+    assert {name: translation[name] for name in expected} == expected
 
 
 def test_biases_that_are_lost_change_the_model(tmp_path: Path) -> None:
     """Guides to Llama forget the switch, so the import ends well, and says so."""
-    done = imported(tmp_path, f"{GPT} {LLAMA.replace('--disable-bias-linear', '')}")
-    assert done.code == 0
-    assert "not carried over, changes the model: disable_bias_linear" in done.err
+    result = imported(tmp_path, f"{GPT} {LLAMA.replace('--disable-bias-linear', '')}")
+    assert result.code == 0
+    assert "not carried over, changes the model: disable_bias_linear" in result.err
 
 
 NEMO = """
@@ -271,13 +271,13 @@ def megatron_rate(step: int, warmup: int, decay_iters: int) -> float:
 # NeMo-Framework-Launcher: auto_configurator/base_configs/gpt3.yaml, and launcher_scripts/conf/training/gpt3/175b.yaml.
 @pytest.mark.parametrize(("length", "warmup", "constant"), [(600_000, 636, 100_000), (75_000, 115, 12_500)])
 def test_constant_steps_end_the_decay(length: int, warmup: int, constant: int, tmp_path: Path) -> None:
-    done = imported(tmp_path, NEMO % (length, warmup, constant), name="gpt3.yaml")
-    found = json.loads(done.out)["options"]
-    assert found["lr-decay-iters"] == length - constant
+    result = imported(tmp_path, NEMO % (length, warmup, constant), name="gpt3.yaml")
+    settings = json.loads(result.out)["options"]
+    assert settings["lr-decay-iters"] == length - constant
     for step in (1, warmup, warmup + 1, length // 2, length - constant, length - constant + 1, length):
         expected = nemo_rate(step, length, warmup, constant)
-        assert megatron_rate(step, found["lr-warmup-iters"], found["lr-decay-iters"]) == pytest.approx(expected)
-    assert "use_scaled_init_method" not in done.err
+        assert megatron_rate(step, settings["lr-warmup-iters"], settings["lr-decay-iters"]) == pytest.approx(expected)
+    assert "use_scaled_init_method" not in result.err
 
 
 def test_constant_steps_that_leave_no_decay_end_it_after_the_warmup(tmp_path: Path) -> None:
@@ -288,9 +288,9 @@ def test_constant_steps_that_leave_no_decay_end_it_after_the_warmup(tmp_path: Pa
 
 def test_a_name_of_experts_without_any_is_another_model(tmp_path: Path) -> None:
     """NeMo-Framework-Launcher, conversion_hf2nemo/hf_mixtral/convert_mixtral_nemo.yaml leaves the experts to the checkpoint."""
-    done = imported(tmp_path, "name: megatron_mixtral\n" + NEMO % (100, 10, 0), name="a.yaml")
-    assert (done.code, done.out) == (65, "")
-    assert "another model would result, without name" in done.err
+    result = imported(tmp_path, "name: megatron_mixtral\n" + NEMO % (100, 10, 0), name="a.yaml")
+    assert (result.code, result.out) == (65, "")
+    assert "another model would result, without name" in result.err
 
 
 TITAN = '[model]\nname = "llama3"\nflavor = "%s"\n%s\n[training]\nseq_len = 8192\n%s\n'
@@ -311,16 +311,16 @@ TITAN = '[model]\nname = "llama3"\nflavor = "%s"\n%s\n[training]\nseq_len = 8192
 def test_rotary_positions_by_the_version(
     flavor: str, of_model: str, more: str, model: str, is_told: bool, tmp_path: Path
 ) -> None:
-    done = imported(tmp_path, TITAN % (flavor, of_model, more), name="a.toml")
-    assert json.loads(done.out)["options"]["model"] == model
-    assert ("changes the result: model.name = llama3: since 2025-10-08" in done.err) is is_told
+    result = imported(tmp_path, TITAN % (flavor, of_model, more), name="a.toml")
+    assert json.loads(result.out)["options"]["model"] == model
+    assert ("changes the result: model.name = llama3: since 2025-10-08" in result.err) is is_told
 
 
 def test_the_largest_llama_3_before_scaling(tmp_path: Path) -> None:
-    done = imported(tmp_path, TITAN % ("405B", "", "batch_size = 1"), name="a.toml")
-    assert "the model has 405,853,388,800 parameters" in done.err
-    found = json.loads(done.out)["options"]
-    assert not {"model", "use-rope-scaling"} & found.keys()
+    result = imported(tmp_path, TITAN % ("405B", "", "batch_size = 1"), name="a.toml")
+    assert "the model has 405,853,388,800 parameters" in result.err
+    settings = json.loads(result.out)["options"]
+    assert not {"model", "use-rope-scaling"} & settings.keys()
 
 
 def test_a_file_of_flagscale(tmp_path: Path) -> None:
@@ -334,10 +334,15 @@ def test_a_file_of_flagscale(tmp_path: Path) -> None:
         "  optimizer:\n    weight_decay: 1e-2\n    lr_scheduler: {lr: 1.0e-5, lr_warmup_fraction: .1}\n"
         "data:\n  split: 1\n  tokenizer: {vocab_size: 128256}\n"
     )
-    done = imported(tmp_path, text, name="8b.yaml")
-    assert "the model has 8,030,261,248 parameters" in done.err
-    found = json.loads(done.out)["options"]
-    assert (found["lr"], found["weight-decay"], found["bf16"], found["tensor-model-parallel-size"]) == (1e-5, 0.01, True, 4)
+    result = imported(tmp_path, text, name="8b.yaml")
+    assert "the model has 8,030,261,248 parameters" in result.err
+    settings = json.loads(result.out)["options"]
+    assert (settings["lr"], settings["weight-decay"], settings["bf16"], settings["tensor-model-parallel-size"]) == (
+        1e-5,
+        0.01,
+        True,
+        4,
+    )
 
 
 def test_lines_that_end_as_on_windows(tmp_path: Path) -> None:
@@ -347,9 +352,9 @@ def test_lines_that_end_as_on_windows(tmp_path: Path) -> None:
 
 def test_a_named_pipe_is_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe.sh")
-    done = train("import", str(tmp_path / "pipe.sh"))
-    assert done.code == 65
-    assert "not a file but a named pipe" in done.err
+    result = train("import", str(tmp_path / "pipe.sh"))
+    assert result.code == 65
+    assert "not a file but a named pipe" in result.err
 
 
 def test_plan_reads_what_import_writes(tmp_path: Path) -> None:
@@ -364,8 +369,8 @@ def test_plan_reads_what_import_writes(tmp_path: Path) -> None:
 def test_what_is_not_known_is_one_piece_in_a_text_that_another_shell_reads(tmp_path: Path) -> None:
     """As in swiss-ai/Megatron-LM, submit-llama3-8b.sh: the variable with the command is one that a condition adds to."""
     script = f'C="{GPT}"\nif [ -n "$WANDB" ]; then C="$C --wandb-project a"; fi\nsrun -l bash -c "RANK=\\$RANK $C --bf16"'
-    found = options(tmp_path, script)
-    assert (found["bf16"], found["num-layers"]) == (True, 4)
+    settings = options(tmp_path, script)
+    assert (settings["bf16"], settings["num-layers"]) == (True, 4)
     assert "num_layers" not in json.dumps(json.loads(imported(tmp_path, script).out)["not_carried"])
     more = script.replace("--wandb-project a", "--num-experts 8")
     assert "hint: give it: --set WANDB=VALUE" in imported(tmp_path, more).err

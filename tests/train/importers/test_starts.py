@@ -38,7 +38,7 @@ def nemo_file(**values: Any) -> Translation:
     return nemo.translate({"model.num_layers": 4, "trainer.max_steps": 100, "model.optim.name": "fused_adam", **values})
 
 
-def told(translation: Translation, key: str) -> Dropped:
+def dropped_option(translation: Translation, key: str) -> Dropped:
     (dropped,) = (entry for entry in translation.dropped if entry.key == key)
     return dropped
 
@@ -47,41 +47,41 @@ def told(translation: Translation, key: str) -> Dropped:
 def test_norms_stored_less_one_are_another_start(switch: str) -> None:
     """Beside 1 the weights of such a checkpoint are near 0; from first weights 1 + d is rounded otherwise."""
     option = f"--{switch.replace('_', '-')}"
-    loaded = [told(flags(f"{option} {words}"), switch) for words in WITH_CHECKPOINT]
-    begun = [told(flags(f"{option} {words}"), switch) for words in FROM_SCRATCH]
+    loaded = [dropped_option(flags(f"{option} {words}"), switch) for words in WITH_CHECKPOINT]
+    dropped = [dropped_option(flags(f"{option} {words}"), switch) for words in FROM_SCRATCH]
     assert {entry.effect for entry in loaded} == {Effect.RUN}
-    assert {entry.effect for entry in begun} == {Effect.RESULT}
-    assert all("less one" in entry.reason for entry in (*loaded, *begun))
-    assert all("rounding" in entry.reason for entry in begun)
+    assert {entry.effect for entry in dropped} == {Effect.RESULT}
+    assert all("less one" in entry.reason for entry in (*loaded, *dropped))
+    assert all("rounding" in entry.reason for entry in dropped)
 
 
 def test_norms_stored_less_one_in_files() -> None:
     key = "model.layernorm_zero_centered_gamma"
-    assert told(bridge(**{key: True}), key).effect is Effect.RESULT
-    assert told(bridge(**{key: True, "checkpoint.load": "/c"}), key).effect is Effect.RUN
-    assert told(bridge(**{key: True, "checkpoint.pretrained_checkpoint": "/c"}), key).effect is Effect.RUN
-    assert told(bridge(**{key: False, "checkpoint.load": "/c"}), key).effect is Effect.NONE
-    assert told(nemo_file(**{key: True}), key).effect is Effect.RESULT
-    assert told(nemo_file(**{"model.normalization": "layernorm1p"}), "model.normalization").effect is Effect.RESULT
+    assert dropped_option(bridge(**{key: True}), key).effect is Effect.RESULT
+    assert dropped_option(bridge(**{key: True, "checkpoint.load": "/c"}), key).effect is Effect.RUN
+    assert dropped_option(bridge(**{key: True, "checkpoint.pretrained_checkpoint": "/c"}), key).effect is Effect.RUN
+    assert dropped_option(bridge(**{key: False, "checkpoint.load": "/c"}), key).effect is Effect.NONE
+    assert dropped_option(nemo_file(**{key: True}), key).effect is Effect.RESULT
+    assert dropped_option(nemo_file(**{"model.normalization": "layernorm1p"}), "model.normalization").effect is Effect.RESULT
 
 
 def test_gates_stored_in_blocks_are_another_start() -> None:
     """megatron/core/transformer/moe/experts.py stores the rows of linear_fc1 in that order."""
     key = "moe_mlp_glu_interleave_size"
-    assert told(flags(f"--num-experts 4 --swiglu --{key} 32 --load /c"), key).effect is Effect.RUN
-    assert told(flags(f"--num-experts 4 --swiglu --{key} 32"), key).effect is Effect.RESULT
-    assert told(flags(f"--{key} 32 --load /c"), key).effect is Effect.NONE
+    assert dropped_option(flags(f"--num-experts 4 --swiglu --{key} 32 --load /c"), key).effect is Effect.RUN
+    assert dropped_option(flags(f"--num-experts 4 --swiglu --{key} 32"), key).effect is Effect.RESULT
+    assert dropped_option(flags(f"--{key} 32 --load /c"), key).effect is Effect.NONE
 
 
 def test_another_start_is_refused() -> None:
-    done = train("import", "--", *COMMAND, "--apply-layernorm-1p", "--load", "/c")
-    assert (done.code, done.out) == (65, "")
-    assert "another run would result, without apply_layernorm_1p" in done.err
-    done = train("import", "--", *COMMAND, "--init-method-xavier-uniform")
-    assert (done.code, done.out) == (65, "")
-    assert "another run would result, without init_method_xavier_uniform" in done.err
-    done = train("import", "--", *COMMAND, "--init-method-xavier-uniform", "--load", "/c")
-    assert done.code == 0, done.err
+    result = train("import", "--", *COMMAND, "--apply-layernorm-1p", "--load", "/c")
+    assert (result.code, result.out) == (65, "")
+    assert "another run would result, without apply_layernorm_1p" in result.err
+    result = train("import", "--", *COMMAND, "--init-method-xavier-uniform")
+    assert (result.code, result.out) == (65, "")
+    assert "another run would result, without init_method_xavier_uniform" in result.err
+    result = train("import", "--", *COMMAND, "--init-method-xavier-uniform", "--load", "/c")
+    assert result.code == 0, result.err
 
 
 @pytest.mark.parametrize(
@@ -100,8 +100,8 @@ def test_another_start_is_refused() -> None:
 )
 def test_first_weights_matter_where_no_checkpoint_is_loaded(words: str, effect: Effect) -> None:
     key = words.split()[0].removeprefix("--").replace("-", "_")
-    assert {told(flags(f"{words} {start}"), key).effect for start in FROM_SCRATCH} == {effect}
-    assert {told(flags(f"{words} {start}"), key).effect for start in WITH_CHECKPOINT} == {Effect.NONE}
+    assert {dropped_option(flags(f"{words} {start}"), key).effect for start in FROM_SCRATCH} == {effect}
+    assert {dropped_option(flags(f"{words} {start}"), key).effect for start in WITH_CHECKPOINT} == {Effect.NONE}
 
 
 XAVIER = {"model.init_method._target_": "torch.nn.init.xavier_uniform_", "model.init_method._partial_": True}
@@ -121,7 +121,7 @@ XAVIER = {"model.init_method._target_": "torch.nn.init.xavier_uniform_", "model.
     ],
 )
 def test_first_weights_of_files(translate: Callable[..., Translation], values: dict[str, Any], key: str, effect: Effect) -> None:
-    assert told(translate(**values), key).effect is effect
+    assert dropped_option(translate(**values), key).effect is effect
 
 
 @pytest.mark.parametrize(
@@ -142,21 +142,21 @@ def test_first_weights_of_files(translate: Callable[..., Translation], values: d
     ],
 )
 def test_options_that_a_checkpoint_is_read_with(words: str, key: str, effect: Effect, reason: str) -> None:
-    dropped = told(flags(f"{words} --{key.replace('_', '-')}"), key)
+    dropped = dropped_option(flags(f"{words} --{key.replace('_', '-')}"), key)
     assert (dropped.effect, reason in dropped.reason) == (effect, True), dropped
 
 
 def test_options_that_a_checkpoint_of_a_file_is_read_with() -> None:
     key = "scheduler.override_opt_param_scheduler"
-    own = bridge(**{key: True, "checkpoint.load": "/s", "checkpoint.save": "/s"})
-    assert "takes the schedule from the command line" in told(own, key).reason
-    assert "without --load" in told(bridge(**{key: True}), key).reason
+    translation = bridge(**{key: True, "checkpoint.load": "/s", "checkpoint.save": "/s"})
+    assert "takes the schedule from the command line" in dropped_option(translation, key).reason
+    assert "without --load" in dropped_option(bridge(**{key: True}), key).reason
 
 
 def test_the_step_of_a_pretrained_checkpoint() -> None:
-    found = flags("--pretrained-checkpoint /c --ckpt-step 5")
-    assert found.options["load"] == "/c/iter_0000005"
-    assert not [entry for entry in found.dropped if entry.key == "ckpt_step"]
+    translation = flags("--pretrained-checkpoint /c --ckpt-step 5")
+    assert translation.options["load"] == "/c/iter_0000005"
+    assert not [entry for entry in translation.dropped if entry.key == "ckpt_step"]
 
 
 @pytest.mark.parametrize(
@@ -179,12 +179,12 @@ def test_the_step_of_a_pretrained_checkpoint() -> None:
     ],
 )
 def test_earlier_names_of_megatron_lm(words: str, carried: dict[str, Any]) -> None:
-    found = flags(words).options
-    assert {name: found.get(name) for name in carried} == carried
+    options = flags(words).options
+    assert {name: options.get(name) for name in carried} == carried
 
 
 def test_an_earlier_name_is_told_as_it_was_written() -> None:
-    assert "a finite number" in told(flags("--layernorm-epsilon small"), "layernorm_epsilon").reason
+    assert "a finite number" in dropped_option(flags("--layernorm-epsilon small"), "layernorm_epsilon").reason
 
 
 @pytest.mark.parametrize(
@@ -205,13 +205,13 @@ def test_an_earlier_name_is_told_as_it_was_written() -> None:
 )
 def test_earlier_options_of_megatron_lm(words: str, effect: Effect) -> None:
     key = words.split()[0].removeprefix("--").replace("-", "_")
-    assert told(flags(words), key).effect is effect
+    assert dropped_option(flags(words), key).effect is effect
 
 
 @pytest.mark.parametrize("key", ["load", "save", "pretrained_checkpoint"])
 def test_a_second_word_behind_a_path_is_refused(key: str) -> None:
     """argparse of Megatron-LM stops there: unrecognized arguments."""
     translation = flags(f"--{key.replace('_', '-')} /a /b")
-    entry = told(translation, key)
+    entry = dropped_option(translation, key)
     assert (entry.value, entry.effect, "second word" in entry.reason) == ("/a /b", Effect.RUN, True)
     assert key not in translation.options

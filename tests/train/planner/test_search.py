@@ -42,8 +42,8 @@ def chosen(model: str, gpu: str, nodes: int, *arguments: str, gpus: int = 8) -> 
     words = ["--model", model, *BF16, "--parallel", "auto", *arguments]
     options = command.make_context("lt-train", words).params
     options = {name: value for name, value in options.items() if name not in ("data", "dry_run")}
-    there = Cluster(GPUS[gpu], nodes, gpus)
-    return search.choose(assembled([*words, "--ranks", str(there.ranks)]), options, there)
+    cluster = Cluster(GPUS[gpu], nodes, gpus)
+    return search.choose(assembled([*words, "--ranks", str(cluster.ranks)]), options, cluster)
 
 
 def sizes(choice: search.Choice) -> tuple[int, int, int, int]:
@@ -71,13 +71,13 @@ def test_the_logits_count_where_they_are_computed() -> None:
     """Llama 3 8B in four stages of eight layers keeps three of them waiting for the last, with its vocabulary of 128k. In two
     stages of 17 and 15 layers the work is equal."""
     choice = chosen("llama3.1-8b", "h200-141gb", 1, "--global-batch-size", "1024", "--seq-length", "8192")
-    found = {
+    candidate = {
         (parallel.pipeline, parallel.first_stage_layers, parallel.last_stage_layers): layout.waste
         for layout in (choice.best, *choice.alternatives)
         if (parallel := layout.config.parallelism).tensor * parallel.context == 1 and layout.config.memory.recompute is None
     }
-    assert found[4, None, None] > found[4, None, 5] + 0.1
-    assert found[2, None, None] > found[2, 17, None] + 0.05
+    assert candidate[4, None, None] > candidate[4, None, 5] + 0.1
+    assert candidate[2, None, None] > candidate[2, 17, None] + 0.05
 
 
 def test_layouts_are_put_in_the_order_of_their_measured_speeds() -> None:
@@ -93,11 +93,15 @@ def test_layouts_are_put_in_the_order_of_their_measured_speeds() -> None:
     assert sorted(without_pipeline, key=wastes.__getitem__) == sorted(without_pipeline, key=lambda name: -shares[name])
     sized = ("--num-layers", "8", "--seq-length", "8192", "--micro-batch-size", "1", "--global-batch-size", "16")
     choice = chosen("llama3-8b", "h200-141gb", 1, *sized, gpus=2)
-    layouts = [found.config.parallelism for found in (choice.best, *choice.alternatives) if found.config.memory.recompute is None]
+    layouts = [
+        candidate.config.parallelism
+        for candidate in (choice.best, *choice.alternatives)
+        if candidate.config.memory.recompute is None
+    ]
     fastest = max(shares, key=shares.__getitem__)
     assert (fastest, layouts[0].described) == ("data", "tensor 1 x pipeline 1 x data 2")
     # Five layers on the first rank and three with the output layer on the second are faster than four on each.
-    assert [(each.described, each.first_stage_layers) for each in layouts[1:]] == [
+    assert [(layout.described, layout.first_stage_layers) for layout in layouts[1:]] == [
         ("tensor 2 x pipeline 1 x data 1", None),
         ("tensor 1 x pipeline 1 x context 2 x data 1", None),
         ("tensor 1 x pipeline 2 x data 1", 5),
@@ -147,17 +151,19 @@ def test_experts_are_divided_where_a_rank_cannot_hold_them_all(name: str) -> Non
     assert not kernels.runs_experts_one_by_one(choice.best.config)
     assert f"--expert-model-parallel-size {parallel.expert}" in " ".join(choice.best.flags)
     assert f"expert parallel {parallel.expert}: {model.num_experts // parallel.expert} of" in "; ".join(choice.reasons)
-    for found in (choice.best, *choice.alternatives):
-        layout = found.config.parallelism
+    for candidate in (choice.best, *choice.alternatives):
+        layout = candidate.config.parallelism
         assert (model.num_experts % layout.expert, layout.data * layout.context % layout.expert) == (0, 0)
-        assert not list(problems(found.config))
+        assert not list(problems(candidate.config))
 
 
 def test_experts_stay_whole_where_a_rank_holds_them_all() -> None:
     """Two H200 hold four layers of Qwen3-30B-A3B twice. Tensor parallelism would compute their experts one after another."""
     sized = ("--num-layers", "4", "--seq-length", "4096", "--micro-batch-size", "4", "--global-batch-size", "8")
     choice = on_gpus("qwen3-30b-a3b", "h200-141gb", 1, 2, *sized)
-    wastes = {found.config.parallelism.described: found.waste for found in reversed((choice.best, *choice.alternatives))}
+    wastes = {
+        candidate.config.parallelism.described: candidate.waste for candidate in reversed((choice.best, *choice.alternatives))
+    }
     assert list(wastes)[-2:] == ["tensor 1 x pipeline 1 x data 2, experts on 2", "tensor 1 x pipeline 1 x data 2"]
     assert wastes["tensor 2 x pipeline 1 x data 1"] > 3
 
@@ -165,9 +171,11 @@ def test_experts_stay_whole_where_a_rank_holds_them_all() -> None:
 def test_a_small_mixture_with_few_samples_has_no_experts_one_after_another() -> None:
     choice = chosen("tiny-mixtral", "l4-24gb", 1, "--num-layers", "2", "--global-batch-size", "2", gpus=4)
     assert not kernels.runs_experts_one_by_one(choice.best.config)
-    assert any(kernels.runs_experts_one_by_one(found.config) for found in choice.alternatives)
+    assert any(kernels.runs_experts_one_by_one(candidate.config) for candidate in choice.alternatives)
     # gloo gathers equal parts only.
-    assert not [each for each in choice.alternatives if each.config.parallelism.expert > 1 < each.config.parallelism.tensor]
+    assert not [
+        layout for layout in choice.alternatives if layout.config.parallelism.expert > 1 < layout.config.parallelism.tensor
+    ]
 
 
 def expert_share(config: RunConfig, ranks_per_node: int) -> float:
@@ -198,15 +206,15 @@ def test_experts_on_several_nodes_wait_for_the_links_between_them() -> None:
 def test_replicas_of_the_optimizer_have_all_experts() -> None:
     sized = ("--seq-length", "4096", "--global-batch-size", "64", "--use-distributed-optimizer")
     choice = on_gpus("gpt-oss-20b", "h100-80gb", 2, 8, *sized, "--num-distributed-optimizer-instances", "4")
-    layouts = [found.config.parallelism for found in (choice.best, *choice.alternatives)]
-    assert all(each.data * each.context * each.tensor // each.expert % 4 == 0 for each in layouts)
-    assert max(each.expert for each in layouts) > 1
+    layouts = [candidate.config.parallelism for candidate in (choice.best, *choice.alternatives)]
+    assert all(layout.data * layout.context * layout.tensor // layout.expert % 4 == 0 for layout in layouts)
+    assert max(layout.expert for layout in layouts) > 1
 
 
 def test_a_given_expert_parallel_size_is_kept() -> None:
     sized = ("--seq-length", "4096", "--global-batch-size", "64")
     choice = on_gpus("qwen3-30b-a3b", "h100-80gb", 1, 8, *sized, "--expert-model-parallel-size", "8")
-    assert {found.config.parallelism.expert for found in (choice.best, *choice.alternatives)} == {8}
+    assert {candidate.config.parallelism.expert for candidate in (choice.best, *choice.alternatives)} == {8}
     assert "--expert-model-parallel-size 8" in " ".join(choice.best.flags)
 
 
@@ -280,10 +288,10 @@ def test_order_is_by_waste_and_everything_offered_runs_and_fits() -> None:
     choice = chosen("llama2-13b", "a100-40gb", 2, "--global-batch-size", "128")
     offered = [choice.best, *choice.alternatives]
     assert len(offered) > 3
-    assert [found.waste for found in offered] == sorted(found.waste for found in offered)
-    for found in offered:
-        assert found.fits
-        assert not list(problems(found.config))
+    assert [candidate.waste for candidate in offered] == sorted(candidate.waste for candidate in offered)
+    for candidate in offered:
+        assert candidate.fits
+        assert not list(problems(candidate.config))
 
 
 @pytest.mark.parametrize("schedule", ["1f1b", "zero-bubble"])
@@ -320,8 +328,8 @@ def test_plan_of_a_cluster_elsewhere() -> None:
     assert record["rank_memory_bytes"]["total"] == max(record["ranks_memory_bytes"]) <= record["usable_bytes"]
     assert len(record["ranks_memory_bytes"]) == record["pipeline"]
     assert (record["pipeline_share_left"] < 1, sum(record["rank_work_shares"])) == (True, pytest.approx(1))
-    given = plan(*arguments, "--tensor-model-parallel-size", "2")
-    assert (given["tensor"], given["fits"], given["others"]) == (2, False, [])
+    stated = plan(*arguments, "--tensor-model-parallel-size", "2")
+    assert (stated["tensor"], stated["fits"], stated["others"]) == (2, False, [])
     assert plan(*arguments[:-4], "--nodes", "4", "--ranks", "4", *arguments[-2:])["gpus_per_node"] == 4
     table = train("plan", *arguments)
     assert "why " in table.out
@@ -393,9 +401,11 @@ def test_a_run_that_cannot_fit_is_planned_and_refused() -> None:
     """Of 70 billion parameters in float32 weights, gradients and two moments take 16 bytes each."""
     arguments = ("--model", "llama2-70b", "--mock-data", "--device", "cpu", "--ranks", "1")
     planned = train(*arguments, "--dry-run", "--json")
-    kept = json.loads(planned.out)["rank_memory_bytes"]
+    planned_bytes = json.loads(planned.out)["rank_memory_bytes"]
     parameters = json.loads(planned.out)["parameters"]
-    assert kept["weights"] + kept["gradients"] + kept["optimizer"] == pytest.approx(16 * parameters, rel=1e-3)
+    assert planned_bytes["weights"] + planned_bytes["gradients"] + planned_bytes["optimizer"] == pytest.approx(
+        16 * parameters, rel=1e-3
+    )
     assert planned.code == 78
     assert "error: the plan does not fit: weights, gradients and optimizer alone take 1027.8 GiB of" in planned.err
     started = train(*arguments, "--train-iters", "1")

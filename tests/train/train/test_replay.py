@@ -25,33 +25,33 @@ def files(directory: Path) -> dict[str, float]:
 
 
 def result(*arguments: str) -> tuple[int, dict[str, Any]]:
-    done = replay(*arguments, "--json")
-    assert done.out, done.err
-    return done.code, json.loads(done.out)
+    outcome = replay(*arguments, "--json")
+    assert outcome.out, outcome.err
+    return outcome.code, json.loads(outcome.out)
 
 
 def test_a_run_is_replayed_bit_for_bit_and_untouched(finished: Path) -> None:
     """Run `two` has skipped steps, and a line each five steps, which is the mean over those since the line before."""
     before = files(finished)
     for name, steps, checkpoint, count in (("one", "6:9", "iter_0000004", 4), ("two", "7:12", "iter_0000004", 2)):
-        code, found = result(str(finished / name), "--steps", steps)
-        assert (code, found["agrees"], found["tolerance"], found["compared"]) == (0, True, None, count), found
-        assert found["checkpoint"].endswith(checkpoint)
-        for step in found["steps"]:
+        code, report = result(str(finished / name), "--steps", steps)
+        assert (code, report["agrees"], report["tolerance"], report["compared"]) == (0, True, None, count), report
+        assert report["checkpoint"].endswith(checkpoint)
+        for step in report["steps"]:
             assert step["loss"]["recorded"] == step["loss"]["recomputed"]
     assert files(finished) == before
 
 
 def test_from_the_beginning_and_from_a_named_checkpoint(finished: Path) -> None:
-    code, found = result(str(finished / "one"), "--steps", "1:2")
-    assert (code, found["checkpoint"], found["compared"]) == (0, "the beginning", 2)
-    code, found = result(str(finished / "one"), "--steps", "10:12", "--from", str(finished / "one/iter_0000004"))
-    assert (code, found["compared"]) == (0, 3)
+    code, report = result(str(finished / "one"), "--steps", "1:2")
+    assert (code, report["checkpoint"], report["compared"]) == (0, "the beginning", 2)
+    code, report = result(str(finished / "one"), "--steps", "10:12", "--from", str(finished / "one/iter_0000004"))
+    assert (code, report["compared"]) == (0, 3)
 
 
 def test_another_number_of_ranks_agrees_within_a_tolerance(finished: Path) -> None:
-    code, found = result(str(finished / "one"), "--steps", "6:8", "--ranks", "2")
-    assert (code, found["tolerance"], found["why"]) == (0, 1e-3, "another parallel layout")
+    code, report = result(str(finished / "one"), "--steps", "6:8", "--ranks", "2")
+    assert (code, report["tolerance"], report["why"]) == (0, 1e-3, "another parallel layout")
 
 
 def test_steps_of_transformer_engines_layers_agree_within_a_tolerance(finished: Path, tmp_path: Path) -> None:
@@ -61,9 +61,9 @@ def test_steps_of_transformer_engines_layers_agree_within_a_tolerance(finished: 
     text, count = re.subn(r'"layers":\{', '"layers":{"implementation":"te",', metrics.read_text())
     metrics.write_text(text.replace('"memory":{', '"memory":{"offloaded_layers":1,'))
     assert count
-    code, found = result(str(directory), "--steps", "6:7")
-    assert (code, found["tolerance"]) == (0, 1e-3)
-    assert found["why"] == "trained with TransformerEngine's layers, which lt-train no longer has"
+    code, report = result(str(directory), "--steps", "6:7")
+    assert (code, report["tolerance"]) == (0, 1e-3)
+    assert report["why"] == "trained with TransformerEngine's layers, which lt-train no longer has"
 
 
 def test_the_first_step_that_differs_is_named(finished: Path, tmp_path: Path) -> None:
@@ -72,23 +72,23 @@ def test_the_first_step_that_differs_is_named(finished: Path, tmp_path: Path) ->
     changed, count = STEPS.subn(r"\g<1>9", metrics.read_text())
     assert count == 1
     metrics.write_text(changed)
-    code, found = result(str(directory), "--steps", "6:9")
-    assert (code, found["first_difference"], found["agrees"]) == (1, 7, False)
-    assert [step["agrees"] for step in found["steps"]] == [True, False, True, True]
-    said = replay(str(directory), "--steps", "6:9")
-    assert said.code == 1
-    assert "step 7 differs" in said.out
-    assert "step 6 agrees" in said.out
-    code, found = result(str(directory), "--steps", "6:9", "--tolerance", "1")
-    assert (code, found["why"]) == (0, "as asked")
+    code, report = result(str(directory), "--steps", "6:9")
+    assert (code, report["first_difference"], report["agrees"]) == (1, 7, False)
+    assert [step["agrees"] for step in report["steps"]] == [True, False, True, True]
+    outcome = replay(str(directory), "--steps", "6:9")
+    assert outcome.code == 1
+    assert "step 7 differs" in outcome.out
+    assert "step 6 agrees" in outcome.out
+    code, report = result(str(directory), "--steps", "6:9", "--tolerance", "1")
+    assert (code, report["why"]) == (0, "as asked")
 
 
 def test_a_damaged_weight_is_found(finished: Path, tmp_path: Path) -> None:
     """The checkpoint is another run's, as if its weights had been wrong when it was written."""
     options = (*RUNS["one"], "--seed", "7", "--exit-interval", "4", "--save", str(tmp_path / "other"), "--mock-data")
     assert train(*options).code == 75
-    code, found = result(str(finished / "one"), "--steps", "6:6", "--from", str(tmp_path / "other/iter_0000004"))
-    assert (code, found["first_difference"]) == (1, 6)
+    code, report = result(str(finished / "one"), "--steps", "6:6", "--from", str(tmp_path / "other/iter_0000004"))
+    assert (code, report["first_difference"]) == (1, 6)
 
 
 def test_what_cannot_be_replayed_is_refused(finished: Path, tmp_path: Path, dataset: Dataset) -> None:
@@ -100,17 +100,17 @@ def test_what_cannot_be_replayed_is_refused(finished: Path, tmp_path: Path, data
         ("--steps", "0:8"): (2, "not A:B"),
         ("--steps", "8:8", "--from", f"{one}/iter_0000008"): (2, "is not a checkpoint before step 8"),
     }
-    for arguments, (code, said) in refused.items():
-        done = replay(one, *arguments)
-        assert done.code == code, done.err
-        assert said in done.err
+    for arguments, (code, message) in refused.items():
+        outcome = replay(one, *arguments)
+        assert outcome.code == code, outcome.err
+        assert message in outcome.err
     assert replay(str(tmp_path), "--steps", "1:2").code == 66
     older = shutil.copytree(finished / "one", tmp_path / "older")
     lines = (older / "metrics.jsonl").read_text().splitlines(keepends=True)
     (older / "metrics.jsonl").write_text("".join(line for line in lines if '"kind":"start"' not in line))
-    done = replay(str(older), "--steps", "6:8")
-    assert done.code == 66
-    assert "do not say with which configuration step 6 was trained" in done.err
+    outcome = replay(str(older), "--steps", "6:8")
+    assert outcome.code == 66
+    assert "do not say with which configuration step 6 was trained" in outcome.err
 
 
 def test_dropout_is_not_compared_in_another_layout(finished: Path, tmp_path: Path) -> None:
@@ -125,9 +125,9 @@ def test_a_replay_that_compares_nothing_is_an_error(finished: Path, tmp_path: Pa
     """As if the line about the attempt that trained step 6 were lost: by the one before the run had ended with step 4."""
     directory = with_configuration(finished / "one", tmp_path, "batches", train_iters=4)
     for more in ((), ("--json",)):
-        done = replay(str(directory), "--steps", "6:8", *more)
-        assert (done.code, done.out) == (66, ""), done.err
-        assert "an attempt that was to end with step 4 has trained step 6" in done.err
+        outcome = replay(str(directory), "--steps", "6:8", *more)
+        assert (outcome.code, outcome.out) == (66, ""), outcome.err
+        assert "an attempt that was to end with step 4 has trained step 6" in outcome.err
 
 
 def with_configuration(run: Path, place: Path, section: str, **changes: Any) -> Path:
@@ -147,9 +147,9 @@ def with_configuration(run: Path, place: Path, section: str, **changes: Any) -> 
     [("one", "11:20", "of which 11 to 12 have a record"), ("two", "5:10", "of which 5, 10 have a record")],
 )
 def test_says_which_steps_have_a_record(name: str, steps: str, said: str, finished: Path) -> None:
-    done = replay(str(finished / name), "--steps", steps)
-    assert done.code == 0, done.err
-    assert f"{said}: 2 recorded steps agree" in done.out
+    outcome = replay(str(finished / name), "--steps", steps)
+    assert outcome.code == 0, outcome.err
+    assert f"{said}: 2 recorded steps agree" in outcome.out
 
 
 def test_steps_after_a_change_of_settings(tmp_path: Path, dataset: Dataset) -> None:
@@ -166,8 +166,8 @@ def test_steps_after_a_change_of_settings(tmp_path: Path, dataset: Dataset) -> N
     torn = (directory / "metrics.jsonl").read_text().splitlines()[-1]
     assert train(*options, "--lr", "1e-3").code == 0
     for steps in ("3:4", "5:6"):
-        code, found = result(str(directory), "--steps", steps)
-        assert (code, found["agrees"]) == (0, True), found
+        code, report = result(str(directory), "--steps", steps)
+        assert (code, report["agrees"]) == (0, True), report
     crossing = replay(str(directory), "--steps", "4:5")
     assert crossing.code == 78
     assert "step 5 was trained with other settings" in crossing.err

@@ -24,6 +24,7 @@ from lt_shared.console.errors import TryAgain as TryAgain
 from lt_shared.console.errors import Unavailable as Unavailable
 from lt_shared.console.errors import UsageError as UsageError
 from lt_shared.console.output import Verbosity as Verbosity
+from lt_shared.console.output import counted as counted
 from lt_shared.console.output import detail as detail
 from lt_shared.console.output import note as note
 from lt_shared.console.output import print_json as print_json

@@ -25,6 +25,11 @@ class Verbosity(enum.Enum):
     VERBOSE = "verbose"
 
 
+def counted(count: int, noun: str) -> str:
+    """Format a count with its noun: `1 document`, `2,000 documents`."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
 def begin(tool: str) -> None:
     """Put the name of `tool` in front of every later line."""
     global _tool_name

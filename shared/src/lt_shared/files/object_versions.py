@@ -1,6 +1,5 @@
 """Read ranges from one version of a remote object, so that two versions are never mixed."""
 
-import asyncio
 import os
 from typing import Any
 
@@ -44,6 +43,9 @@ def below(url: str) -> dict[str, tuple[int, str]]:
 
 
 def _read_if_match(filesystem: Any, name: str, key: str, place: tuple[int, int], version: str) -> bytes:
+    # Loaded with the first such request: asyncio takes a tenth of the start of a command.
+    import asyncio
+
     from fsspec.asyn import sync
 
     bucket, path, _ = filesystem.split_path(key)

@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import IO, Any, TypeVar
+from typing import IO, Any, TypeVar, cast
 
 from lt_shared import credentials
 from lt_shared.console import BadConfig, BadData, IoFailure, NoInput, Unavailable, warn
@@ -20,6 +20,7 @@ from lt_shared.files.local_files import creating, filling, publish_file, writing
 from lt_shared.files.local_files import publish_directory as publish_directory
 from lt_shared.files.local_files import publish_prepared_directory as publish_prepared_directory
 from lt_shared.files.local_files import sync_directory as sync_directory
+from lt_shared.files.remote_stream import RemoteStream
 
 Result = TypeVar("Result")
 
@@ -174,7 +175,8 @@ def open_read(path: str | os.PathLike[str]) -> IO[bytes]:
         if not is_remote(name):
             return open(name, "rb", opener=ownership.open_checked)
         filesystem, key = store_of(name)
-        return retry(lambda: filesystem.open(key, "rb"), name)
+        file = retry(lambda: filesystem.open(key, "rb"), name)
+        return cast(IO[bytes], RemoteStream(file, lambda operation: retry(operation, name)))
 
 
 @contextlib.contextmanager

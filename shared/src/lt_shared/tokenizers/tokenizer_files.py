@@ -102,7 +102,7 @@ class TokenizerFiles:
         return _hash(self, self._state())
 
     def _state(self) -> tuple[tuple[int, ...], ...]:
-        """Tell when the files were written: what is known of them holds until this changes."""
+        """Tell when the files were written: results about them hold until this changes."""
         paths = (*self.files, *self.companions, self.directory / MODEL_CONFIGURATION)
         states = (os.stat(path) for path in paths if path.exists())
         return tuple((state.st_ino, state.st_size, state.st_mtime_ns) for state in states)

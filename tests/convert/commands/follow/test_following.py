@@ -63,10 +63,10 @@ def once(run: Run, tmp_path: Path) -> Callable[..., tuple[bool, list[str]]]:
     """Make a pass; whether it went well, and the names of the checkpoints that it converted."""
 
     def make_pass(**options: Any) -> tuple[bool, list[str]]:
-        made: list[Checkpoint] = []
+        checkpoints: list[Checkpoint] = []
         request = FollowRequest(str(run.directory), "hf", str(tmp_path / "followed"), **options)
-        went_well = following.follow(request, None, made.append)
-        return went_well, [Path(one.path).name for one in made]
+        went_well = following.follow(request, None, checkpoints.append)
+        return went_well, [Path(one.path).name for one in checkpoints]
 
     return make_pass
 
@@ -83,11 +83,11 @@ def test_each_once_and_in_order(run: Run, once: Any, tmp_path: Path) -> None:
     assert once() == (True, [])
     run.save(20, 10, 100)
     run.write(200)
-    each = f"echo {{}} >> {tmp_path}/log"
-    assert once(each=each) == (True, ["iter_0000010", "iter_0000020", "iter_0000100"])
-    assert once(each=each) == (True, [])
+    command = f"echo {{}} >> {tmp_path}/log"
+    assert once(each=command) == (True, ["iter_0000010", "iter_0000020", "iter_0000100"])
+    assert once(each=command) == (True, [])
     run.save(200)
-    assert once(each=each) == (True, ["iter_0000200"])
+    assert once(each=command) == (True, ["iter_0000200"])
     assert lines(tmp_path / "log") == [f"{tmp_path}/followed/iter_{number:07d}" for number in (10, 20, 100, 200)]
     assert lt_convert.verify(tmp_path / "followed" / "iter_0000200", run.directory)["same"]
 
@@ -103,15 +103,15 @@ def test_nothing_but_the_model_looks_like_one(run: Run, once: Any, tmp_path: Pat
 
 def test_a_command_that_fails_is_run_again_in_the_next_pass(run: Run, once: Any, tmp_path: Path) -> None:
     run.save(10, 20)
-    each = f"echo {{}} >> {tmp_path}/log; case {{}} in *10) test -e {tmp_path}/ready;; esac"
+    command = f"echo {{}} >> {tmp_path}/log; case {{}} in *10) test -e {tmp_path}/ready;; esac"
     for attempt in (1, 2):
-        assert once(each=each)[0] is False
+        assert once(each=command)[0] is False
         saved = json.loads((tmp_path / "followed" / state.STATE).read_text())["checkpoints"]
         assert [saved["iter_0000010"][key] for key in ("attempts", "exit_code", "succeeded")] == [attempt, 1, False]
         assert [saved["iter_0000020"][key] for key in ("attempts", "exit_code", "succeeded")] == [1, 0, True]
     (tmp_path / "ready").touch()
-    assert once(each=each) == (True, [])
-    assert once(each=each) == (True, [])
+    assert once(each=command) == (True, [])
+    assert once(each=command) == (True, [])
     assert [line[-2:] for line in lines(tmp_path / "log")] == ["10", "20", "10", "10"]
 
 
@@ -132,8 +132,8 @@ def test_the_path_is_quoted(name: str, checkpoint: Path, tmp_path: Path) -> None
 
 def test_only_the_newest_are_kept_with_what_the_command_wrote(run: Run, once: Any, tmp_path: Path) -> None:
     run.save(10, 20, 30)
-    each = "mkdir {}/eval && echo 1 > {}/eval/score"
-    assert once(each=each, keep_last=1)[0]
+    command = "mkdir {}/eval && echo 1 > {}/eval/score"
+    assert once(each=command, keep_last=1)[0]
     left = {
         str(path.relative_to(tmp_path / "followed")) for path in (tmp_path / "followed").rglob("*.*") if path.suffix != ".lock"
     }
@@ -142,7 +142,7 @@ def test_only_the_newest_are_kept_with_what_the_command_wrote(run: Run, once: An
     }  # fmt: skip
     assert len(list((tmp_path / "followed").glob("*/eval/score"))) == 3
     run.save(40)
-    assert once(each=each, keep_last=1) == (True, ["iter_0000040"])
+    assert once(each=command, keep_last=1) == (True, ["iter_0000040"])
     assert len(list((tmp_path / "followed").glob("*/model.safetensors"))) == 1
     assert once(keep_last=1) == (True, [])
 
@@ -156,11 +156,11 @@ def test_without_a_command_nothing_is_left_of_what_is_not_kept(run: Run, once: A
 
 def test_what_the_command_has_not_done_is_kept(run: Run, once: Any, tmp_path: Path) -> None:
     run.save(10, 20, 30)
-    each = f": {{}}; test -e {tmp_path}/ready"
-    assert not once(each=each, keep_last=1)[0]
+    command = f": {{}}; test -e {tmp_path}/ready"
+    assert not once(each=command, keep_last=1)[0]
     assert len(list((tmp_path / "followed").glob("*/model.safetensors"))) == 3
     (tmp_path / "ready").touch()
-    assert once(each=each, keep_last=1) == (True, [])
+    assert once(each=command, keep_last=1) == (True, [])
     assert len(list((tmp_path / "followed").glob("*/model.safetensors"))) == 1
 
 
@@ -244,8 +244,8 @@ def test_two_do_not_run_at_once(run: Run, once: Any, tmp_path: Path) -> None:
     run.save(10)
     (tmp_path / "go").mkdir()
     words = ["follow", run.directory, "--to", "hf", "-o", tmp_path / "followed", "--once"]
-    each = f": {{}}; touch {tmp_path}/begun; while test -d {tmp_path}/go; do sleep 0.05; done"
-    first = subprocess.Popen([sys.executable, "-m", "lt_convert", *map(str, words), "--each", each], stderr=subprocess.PIPE)
+    command = f": {{}}; touch {tmp_path}/begun; while test -d {tmp_path}/go; do sleep 0.05; done"
+    first = subprocess.Popen([sys.executable, "-m", "lt_convert", *map(str, words), "--each", command], stderr=subprocess.PIPE)
     try:
         wait_for(tmp_path / "begun")
         with pytest.raises(TryAgain, match="another process"):
@@ -291,18 +291,18 @@ def test_a_process_that_follows_until_it_is_told_to_end(number: signal.Signals, 
     record = tmp_path / "followed" / state.STATE
     wait_until(lambda: all(entry["succeeded"] for entry in json.loads(record.read_text())["checkpoints"].values()), record)
     child.send_signal(number)
-    stdout, told = child.communicate(timeout=LIMIT_SECONDS)
+    stdout, errors = child.communicate(timeout=LIMIT_SECONDS)
     assert child.returncode == 128 + number
     assert [json.loads(line)["iteration"] for line in stdout.splitlines()] == [10, 20]
-    assert told.count("waiting") == 1
+    assert errors.count("waiting") == 1
     assert not list((tmp_path / "followed").glob(".*partial*"))
 
 
 def test_its_command_ends_with_it(run: Run, tmp_path: Path) -> None:
     """All processes of the command, and the next pass runs it again."""
     run.save(10)
-    each = f": {{}}; sleep 1000 & echo $! > {tmp_path}/pid.part; mv {tmp_path}/pid.part {tmp_path}/pid; wait"
-    child = start(run, tmp_path / "followed", "--once", "--each", each)
+    command = f": {{}}; sleep 1000 & echo $! > {tmp_path}/pid.part; mv {tmp_path}/pid.part {tmp_path}/pid; wait"
+    child = start(run, tmp_path / "followed", "--once", "--each", command)
     wait_for(tmp_path / "pid")
     child.terminate()
     child.communicate(timeout=LIMIT_SECONDS)
@@ -334,10 +334,10 @@ def test_a_signal_while_its_command_starts_ends_the_command(run: Run, tmp_path: 
     run.save(10)
     command = f": {{}}; echo $$ > {tmp_path}/pid.part; mv {tmp_path}/pid.part {tmp_path}/pid; sleep 1000; : {tmp_path}/pid"
     words = ["follow", run.directory, "--to", "hf", "-o", tmp_path / "followed", "--once", "--each", command]
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", SIGNALLED, *map(str, words)], capture_output=True, text=True, timeout=LIMIT_SECONDS
     )
-    assert done.returncode == 143, done.stderr
+    assert result.returncode == 143, result.stderr
     assert not is_running(int((tmp_path / "pid").read_text()))
 
 
@@ -351,13 +351,13 @@ def is_running(process: int) -> bool:
 def test_kills_at_random_repeat_a_step_at_most(run: Run, tmp_path: Path) -> None:
     """Every checkpoint ends up converted, whole and in order, and the command ran on each."""
     run.save(10, 20, 30, 40)
-    each = f"echo {{}} >> {tmp_path}/log"
+    command = f"echo {{}} >> {tmp_path}/log"
     for milliseconds in (300, 350, 400, 450, 500, 550, 600):
-        child = start(run, tmp_path / "followed", "--once", "--each", each)
+        child = start(run, tmp_path / "followed", "--once", "--each", command)
         time.sleep(milliseconds / 1000)
         child.kill()
         child.communicate()
-    child = start(run, tmp_path / "followed", "--once", "--each", each)
+    child = start(run, tmp_path / "followed", "--once", "--each", command)
     child.communicate(timeout=LIMIT_SECONDS)
     assert child.returncode == 0
     ran = list(dict.fromkeys(lines(tmp_path / "log")))
@@ -393,8 +393,8 @@ def test_what_is_being_written_is_never_read(run: Run, tmp_path: Path, models: d
     finally:
         thread.join()
         child.terminate()
-        _, told = child.communicate(timeout=LIMIT_SECONDS)
-    assert "warning" not in "".join(line for line in told.splitlines() if "tokenizer" not in line), told
+        _, errors = child.communicate(timeout=LIMIT_SECONDS)
+    assert "warning" not in "".join(line for line in errors.splitlines() if "tokenizer" not in line), errors
     for iteration in range(10, 60, 10):
         assert lt_convert.verify(tmp_path / "followed" / f"iter_{iteration:07d}", models["grouped"])["same"]
 
@@ -417,14 +417,14 @@ def test_a_run_on_s3(bucket: str, run: Run, tmp_path: Path) -> None:
     run.save(10)
     run.write(20)
     url = s3_server.upload(run.directory, f"{bucket}/run")
-    made: list[Checkpoint] = []
+    checkpoints: list[Checkpoint] = []
     request = FollowRequest(url, "hf", str(tmp_path / "followed"))
     for expected in (["iter_0000010"], []):
-        assert following.follow(request, None, made.append)
-        assert [Path(one.path).name for one in made] == expected
-        made.clear()
+        assert following.follow(request, None, checkpoints.append)
+        assert [Path(one.path).name for one in checkpoints] == expected
+        checkpoints.clear()
     with pytest.raises(UsageError, match="needs a local or mounted path"):
-        following.follow(FollowRequest(url, "hf", f"{bucket}/followed"), None, made.append)
+        following.follow(FollowRequest(url, "hf", f"{bucket}/followed"), None, checkpoints.append)
 
 
 def test_its_state_is_private(run: Run, once: Any, tmp_path: Path) -> None:

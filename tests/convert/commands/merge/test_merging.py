@@ -55,27 +55,27 @@ def as_format(model: Path, to: str, directory: Path) -> Path:
 @pytest.mark.parametrize("to", FORMATS)
 def test_sources_of_different_formats_make_the_exact_average(to: str, models: list[Path], tmp_path: Path) -> None:
     formats = {"hf": FORMATS[1:], "torchtitan": FORMATS[:3], "megatron-dist": FORMATS[::-1][:3], "megatron-legacy": FORMATS[:3]}
-    given = [as_format(model, name, tmp_path) for model, name in zip(models, formats[to], strict=True)]
-    made = lt_convert.merge(dict(zip(given, WEIGHTS, strict=True)), tmp_path / "merged", to)
-    found = Path(made.path) if to == "hf" else Path(lt_convert.convert(made.path, tmp_path / "back").path)
-    assert_same(values(found), average(models, WEIGHTS))
+    inputs = [as_format(model, name, tmp_path) for model, name in zip(models, formats[to], strict=True)]
+    merged = lt_convert.merge(dict(zip(inputs, WEIGHTS, strict=True)), tmp_path / "merged", to)
+    directory = Path(merged.path) if to == "hf" else Path(lt_convert.convert(merged.path, tmp_path / "back").path)
+    assert_same(values(directory), average(models, WEIGHTS))
 
 
 @pytest.mark.parametrize("name", FAMILIES)
 @pytest.mark.parametrize("to", ["hf", "megatron-dist"])
 def test_every_family(name: str, to: str, tmp_path: Path) -> None:
     models = [write(tmp_path / f"hf{seed}", FAMILIES[name], seed, "bfloat16") for seed in (10, 20, 30)]
-    given = [as_format(model, form, tmp_path) for model, form in zip(models, FORMATS[:3], strict=True)]
-    made = lt_convert.merge(dict(zip(given, WEIGHTS, strict=True)), tmp_path / "merged", to)
-    found = Path(made.path) if to == "hf" else Path(lt_convert.convert(made.path, tmp_path / "back").path)
-    assert_same(values(found), average(models, WEIGHTS))
+    inputs = [as_format(model, form, tmp_path) for model, form in zip(models, FORMATS[:3], strict=True)]
+    merged = lt_convert.merge(dict(zip(inputs, WEIGHTS, strict=True)), tmp_path / "merged", to)
+    directory = Path(merged.path) if to == "hf" else Path(lt_convert.convert(merged.path, tmp_path / "back").path)
+    assert_same(values(directory), average(models, WEIGHTS))
 
 
 def test_plain_formulas_agree(models: list[Path], tmp_path: Path) -> None:
     """The mean of torch and NumPy, OLMo-core's sum divided by the number, and Megatron-LM's accumulation in fp32."""
-    made = values(Path(lt_convert.merge(models, tmp_path / "merged").path))
+    merged_values = values(Path(lt_convert.merge(models, tmp_path / "merged").path))
     loaded = [load_file(model / "model.safetensors") for model in models]
-    for name, found in made.items():
+    for name, merged_value in merged_values.items():
         terms = [model[name].float() for model in loaded]
         accumulated = torch.zeros_like(terms[0])
         for term in terms:
@@ -86,18 +86,18 @@ def test_plain_formulas_agree(models: list[Path], tmp_path: Path) -> None:
             sum(terms[1:], terms[0]) / 3,
             accumulated,
         ]
-        spacing = torch.finfo(found.dtype).eps * torch.stack(terms).abs().amax(0)
+        spacing = torch.finfo(merged_value.dtype).eps * torch.stack(terms).abs().amax(0)
         for formula in formulas:
-            assert bool(((formula.to(found.dtype).double() - found.double()).abs() <= spacing).all())
-        if found.dtype != torch.float32:
+            assert bool(((formula.to(merged_value.dtype).double() - merged_value.double()).abs() <= spacing).all())
+        if merged_value.dtype != torch.float32:
             # The sums are exact there, and so are the ties.
-            assert torch.equal(formulas[0].to(found.dtype), found)
+            assert torch.equal(formulas[0].to(merged_value.dtype), merged_value)
 
 
 def test_an_average_of_equal_checkpoints_is_that_checkpoint(models: list[Path], tmp_path: Path) -> None:
     copies = [Path(shutil.copytree(models[0], tmp_path / f"copy{number}")) for number in range(3)]
-    made = lt_convert.merge(dict(zip(copies, (0.7, 0.1, 0.2), strict=True)), tmp_path / "merged")
-    assert_same(values(Path(made.path)), values(models[0]))
+    merged = lt_convert.merge(dict(zip(copies, (0.7, 0.1, 0.2), strict=True)), tmp_path / "merged")
+    assert_same(values(Path(merged.path)), values(models[0]))
 
 
 def test_the_order_of_the_sources_does_not_matter(models: list[Path], tmp_path: Path) -> None:
@@ -116,32 +116,32 @@ def test_the_order_of_the_sources_does_not_matter(models: list[Path], tmp_path: 
 def run(models: list[Path], tmp_path: Path) -> Path:
     """A run with the checkpoints 10, 20 and 30."""
     for model in models:
-        made = lt_convert.convert(model, tmp_path / "made" / model.name, "megatron-dist").path
+        merged = lt_convert.convert(model, tmp_path / "made" / model.name, "megatron-dist").path
         iteration = int(model.name.removeprefix("hf"))
-        shutil.copytree(made, checkpoint_layout.iteration_directory(tmp_path / "run", iteration))
+        shutil.copytree(merged, checkpoint_layout.iteration_directory(tmp_path / "run", iteration))
     checkpoint_layout.write_tracker(tmp_path / "run", 30)
     return tmp_path / "run"
 
 
 @pytest.mark.parametrize("schedule", [None, "linear", "minus-sqrt", "ema=0.6"])
 def test_the_last_checkpoints_of_a_run(schedule: str | None, run: Path, models: list[Path], tmp_path: Path) -> None:
-    made = lt_convert.merge(run, tmp_path / "merged", last=2, weights=schedule)
+    merged = lt_convert.merge(run, tmp_path / "merged", last=2, weights=schedule)
     weights = {"minus-sqrt": (0.5**0.5, 1 - 0.5**0.5), "ema=0.6": (0.6, 0.4)}.get(str(schedule), (0.5, 0.5))
-    assert_same(values(Path(made.path)), average(models[1:], weights))
-    assert (made.iteration, made.loss, made.format) == (30, None, "hf")
+    assert_same(values(Path(merged.path)), average(models[1:], weights))
+    assert (merged.iteration, merged.loss, merged.format) == (30, None, "hf")
 
 
 def test_where_it_came_from(run: Path, tmp_path: Path) -> None:
-    made = lt_convert.merge(run, tmp_path / "merged", to="megatron-dist", last=3)
+    merged = lt_convert.merge(run, tmp_path / "merged", to="megatron-dist", last=3)
     record = ConversionRecord.read(str(tmp_path / "merged"))
     assert record is not None
     expected = [{"path": f"{run}/iter_{iteration:07d}", "weight": 1 / 3} for iteration in (10, 20, 30)]
     assert (record.merged, record.iteration) == (expected, 30)
     assert {Path(str(one["path"])).parts[-2] for one in record.source} == {f"iter_{iteration:07d}" for iteration in (10, 20, 30)}
-    inspected = inspection.inspect(made.path)
+    inspected = inspection.inspect(merged.path)
     assert (inspected["merged"], inspected["iteration"], inspected["optimizer"]) == (expected, 30, None)
     # A training that starts from the release of a merge begins at 0.
-    assert RunRecord.read(Path(made.path)).iteration == 0
+    assert RunRecord.read(Path(merged.path)).iteration == 0
     assert checksum_verification.verify(str(tmp_path / "merged"))["problems"] == []
 
 
@@ -160,9 +160,9 @@ def test_same_merge_again_is_up_to_date(models: list[Path], tmp_path: Path, caps
 
 def test_weights_that_do_not_sum_to_one_are_told(models: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     lt_convert.merge({models[0]: 3, models[1]: -1}, tmp_path / "merged")
-    told = capsys.readouterr().err
-    assert "the weights do not sum to 1: they are divided by their sum: 1.5, -0.5" in told
-    assert "a weight is negative" in told
+    warnings = capsys.readouterr().err
+    assert "the weights do not sum to 1: they are divided by their sum: 1.5, -0.5" in warnings
+    assert "a weight is negative" in warnings
     assert_same(values(tmp_path / "merged"), average(models[:2], (1.5, -0.5)))
     lt_convert.merge({models[0]: 0.7, models[1]: 0.3}, tmp_path / "other")
     assert "sum" not in capsys.readouterr().err
@@ -226,15 +226,15 @@ def test_quantized_models_are_averaged_as_what_they_stand_for(to: str, tmp_path:
     stored, other = load_file(quantized / "model.safetensors"), load_file(models[1] / "model.safetensors")
     expected = {}
     for name, value in other.items():
-        own = stored[name].float()
+        weight = stored[name].float()
         if f"{name}_scale_inv" in stored:
-            own *= stored[f"{name}_scale_inv"].repeat_interleave(128, 0).repeat_interleave(128, 1)
-        expected[name] = (0.7 * own.double() + 0.3 * value.double()).float().bfloat16()
+            weight *= stored[f"{name}_scale_inv"].repeat_interleave(128, 0).repeat_interleave(128, 1)
+        expected[name] = (0.7 * weight.double() + 0.3 * value.double()).float().bfloat16()
     assert len(stored) > len(other)
-    made = lt_convert.merge({quantized: 0.7, models[1]: 0.3}, tmp_path / "merged", to).path
-    found = Path(made) if to == "hf" else Path(lt_convert.convert(made, tmp_path / "back").path)
-    assert_same(values(found), expected)
-    assert "quantization_config" not in json.loads((found / "config.json").read_text())
+    merged = lt_convert.merge({quantized: 0.7, models[1]: 0.3}, tmp_path / "merged", to).path
+    directory = Path(merged) if to == "hf" else Path(lt_convert.convert(merged, tmp_path / "back").path)
+    assert_same(values(directory), expected)
+    assert "quantization_config" not in json.loads((directory / "config.json").read_text())
 
 
 def test_what_cannot_be_merged(models: list[Path], run: Path, tmp_path: Path) -> None:
@@ -255,19 +255,19 @@ def test_padding_of_different_sizes_is_left_out(models: list[Path], tmp_path: Pa
     rows = torch.ones(134, 32, dtype=load_file(large / "model.safetensors")["lm_head.weight"].dtype)
     names = ("padding.model.embed_tokens.weight", "padding.lm_head.weight")
     save_file({name: rows.clone() for name in names}, large / huggingface.PADDING_FILE)
-    given = [as_format(model, "megatron-dist", tmp_path) for model in (large, models[1])]
-    assert [inspection.inspect(str(one))["padded_vocab_size"] for one in given] == [384, 256]
-    for number, sources in enumerate((given, given[::-1])):
-        made = lt_convert.merge(sources, tmp_path / f"merged{number}", "megatron-dist").path
-        assert inspection.inspect(made)["padded_vocab_size"] == (256, 384)[number]
-        back = Path(lt_convert.convert(made, tmp_path / f"back{number}").path)
+    inputs = [as_format(model, "megatron-dist", tmp_path) for model in (large, models[1])]
+    assert [inspection.inspect(str(one))["padded_vocab_size"] for one in inputs] == [384, 256]
+    for number, sources in enumerate((inputs, inputs[::-1])):
+        merged = lt_convert.merge(sources, tmp_path / f"merged{number}", "megatron-dist").path
+        assert inspection.inspect(merged)["padded_vocab_size"] == (256, 384)[number]
+        back = Path(lt_convert.convert(merged, tmp_path / f"back{number}").path)
         assert_same(values(back), average(models[:2], (0.5, 0.5)))
         assert not any(value.any() for value in load_file(back / huggingface.PADDING_FILE).values())
 
 
 def test_padding_of_one_size_is_averaged(run: Path, tmp_path: Path) -> None:
-    made = lt_convert.merge(run, tmp_path / "merged", last=2)
-    assert checkpoint_comparison.compare(made.path, made.path)["same"]
+    merged = lt_convert.merge(run, tmp_path / "merged", last=2)
+    assert checkpoint_comparison.compare(merged.path, merged.path)["same"]
     assert (tmp_path / "merged" / huggingface.PADDING_FILE).is_file()
     names = sorted(path.name for path in (tmp_path / "merged").iterdir())
     assert [name for name in names if name.endswith((".safetensors", ".bin", ".pt", ".pth"))] == ["model.safetensors"]
@@ -276,7 +276,7 @@ def test_padding_of_one_size_is_averaged(run: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize("to", FORMATS)
 def test_large_models_are_cut_alike(to: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     models = [write(tmp_path / f"hf{seed}", FAMILIES["qwen3_moe"], seed, "bfloat16") for seed in (10, 20)]
-    given = [as_format(models[0], "megatron-dist", tmp_path), as_format(models[1], "torchtitan", tmp_path)]
+    inputs = [as_format(models[0], "megatron-dist", tmp_path), as_format(models[1], "torchtitan", tmp_path)]
     monkeypatch.setattr(dcp, "CHUNK_BYTES", 3000)
     monkeypatch.setattr(dcp, "FILE_BYTES", 20_000)
     monkeypatch.setattr(safetensors_files, "SHARD_BYTES", 30_000)
@@ -285,11 +285,11 @@ def test_large_models_are_cut_alike(to: str, tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(blocks, "MATRIX_BYTES", 4000)
     monkeypatch.setattr(blocks, "OF_MATRIX_BYTES", 700)
     monkeypatch.setattr(blocks, "SPAN_BYTES", 500)
-    made = lt_convert.merge(given, tmp_path / "merged", to).path
+    merged = lt_convert.merge(inputs, tmp_path / "merged", to).path
     assert len([path for path in (tmp_path / "merged").rglob("*") if path.stat().st_size > 5000]) > (
         2 if to != "megatron-legacy" else 0
     )
-    back = made if to == "hf" else lt_convert.convert(made, tmp_path / "back").path
+    back = merged if to == "hf" else lt_convert.convert(merged, tmp_path / "back").path
     assert_same(values(Path(back)), average(models, (0.5, 0.5)))
 
 
@@ -307,6 +307,6 @@ def test_a_damaged_source_is_found(run: Path, tmp_path: Path) -> None:
 def test_on_s3(bucket: str, tmp_path: Path) -> None:
     models = [write(tmp_path / f"hf{seed}", LLAMA, seed, "bfloat16") for seed in (10, 20)]
     remote = s3_server.upload(models[0], f"{bucket}/hf")
-    made = lt_convert.merge({remote: 0.7, models[1]: 0.3}, f"{bucket}/merged", "megatron-dist").path
-    assert made == f"{bucket}/merged/release"
-    assert_same(values(Path(lt_convert.convert(made, tmp_path / "back").path)), average(models, (0.7, 0.3)))
+    merged = lt_convert.merge({remote: 0.7, models[1]: 0.3}, f"{bucket}/merged", "megatron-dist").path
+    assert merged == f"{bucket}/merged/release"
+    assert_same(values(Path(lt_convert.convert(merged, tmp_path / "back").path)), average(models, (0.7, 0.3)))

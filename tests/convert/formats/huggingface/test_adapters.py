@@ -8,7 +8,7 @@ import pytest
 import torch
 from averaged_models import Tensors, assert_same, values, write
 from click.testing import CliRunner
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 import lt_convert
 from lt_convert.cli import merge_command
@@ -93,6 +93,20 @@ def test_an_embedding_and_a_module_that_is_saved_whole(base: Path, tmp_path: Pat
     merge(base, "--adapter", adapter, "--to", "hf", "-o", tmp_path / "again")
     expected = (embedding + 1) + ((other @ one).T * 2).to(dtype)
     torch.testing.assert_close(values(tmp_path / "again")[f"{EMBEDDING}.weight"], expected)
+
+
+def test_the_file_that_peft_wrote_until_2023(base: Path, tmp_path: Path) -> None:
+    """A file of torch, which counts if there are no safetensors."""
+    adapter = save(tmp_path / "lora", factors(base, [QUERY, UP]))
+    merge(base, "--adapter", adapter, "--to", "hf", "-o", tmp_path / "expected")
+    tensors = load_file(adapter / "adapter_model.safetensors")
+    torch.save({name: tensor + 1 for name, tensor in tensors.items()}, adapter / "adapter_model.bin")
+    merge(base, "--adapter", adapter, "--to", "hf", "-o", tmp_path / "both")
+    torch.save(tensors, adapter / "adapter_model.bin")
+    (adapter / "adapter_model.safetensors").unlink()
+    merge(base, "--adapter", adapter, "--to", "hf", "-o", tmp_path / "made")
+    for name in ("both", "made"):
+        assert_same(values(tmp_path / name), values(tmp_path / "expected"))
 
 
 def test_formats_and_several_adapters(base: Path, tmp_path: Path) -> None:

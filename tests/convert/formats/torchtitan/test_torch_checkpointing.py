@@ -5,6 +5,7 @@ import json
 import math
 import os
 import pickle
+import random
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,7 +26,7 @@ from lt_convert.commands.follow import following
 from lt_convert.commands.follow.following import FollowRequest
 from lt_convert.formats import location
 from lt_convert.tensors.source_files import Files
-from lt_shared.console import BadData
+from lt_shared.console import BadData, NoInput
 
 State = dict[str, torch.Tensor]
 
@@ -152,6 +153,28 @@ def test_metadata_that_do_not_fit(change: str, step: Path, tmp_path: Path) -> No
     edit(step, CHANGES[change])
     with pytest.raises(BadData):
         conversion.convert(Request(str(step), "hf", str(tmp_path / "hf")))
+
+
+def test_any_damage_is_refused_or_harmless(step: Path, tmp_path: Path) -> None:
+    chance = random.Random(1)
+    outcomes = set()
+    for path in sorted(step.iterdir()):
+        original = path.read_bytes()
+        for _ in range(25):
+            changed = bytearray(original)
+            position = chance.choice([chance.randrange(len(original)), chance.randrange(min(3000, len(original)))])
+            if chance.random() < 0.5:
+                changed[position] = chance.randrange(256)
+            else:
+                del changed[position:]
+            path.write_bytes(changed)
+            try:
+                conversion.convert(Request(str(step), "hf", str(tmp_path / "hf"), force=True))
+                outcomes.add("harmless")
+            except (BadData, NoInput):
+                outcomes.add("refused")
+        path.write_bytes(original)
+    assert outcomes == {"harmless", "refused"}
 
 
 class Exploit:

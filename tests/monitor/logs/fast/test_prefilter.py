@@ -107,6 +107,23 @@ def test_the_window_of_a_keyword_is_its_rarest() -> None:
             assert len(finder.candidates(b"." * shift + keyword)) == 1
 
 
+@pytest.mark.parametrize(
+    ("keyword", "start"),
+    [
+        # Rare bytes: the commonest group of the window weighs least. `/` is the least frequent of the frequent bytes.
+        *((b"u1urJ 1n", 1), (b"2lh38.r3", 1), (b"eJ-n1omo", 0), (b"lr036atQ", 0), (b"QQumQQQeQKJXQta", 3)),
+        # Groups that the noise has count a thousand bytes, and windows that it has come last.
+        *((b"30000 th", 0), (b"steps, p", 1), (b"disk, - ", 1), (b"line in ", 0)),
+    ],
+)
+def test_the_groups_of_the_rarest_window_are_candidates(keyword: bytes, start: int) -> None:
+    finder = Prefilter({keyword: 1})
+    begins = range(len(keyword) - GROUP_BYTES + 1)
+    assert [begin for begin in begins if len(finder.candidates(keyword[begin : begin + GROUP_BYTES]))] == [
+        *range(start, start + 4)
+    ]
+
+
 def test_little_noise_passes() -> None:
     """Of 10,000 lines without a keyword, with every keyword of the table."""
     block = NOISE * 10_000

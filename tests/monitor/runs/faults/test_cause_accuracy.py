@@ -8,7 +8,7 @@ from lt_monitor.runs.faults.advice import ADVICE
 
 MAXIMUM_LOGS_OF_A_REPOSITORY = 8
 # Percent right; raise them as the figures rise, and never lower them.
-LOWEST_DEVELOPMENT = {"causes": 97.0, "decisions": 99.0}
+LOWEST = {"development": {"causes": 98.0, "decisions": 99.5}, "test": {"causes": 97.0, "decisions": 99.0}}
 
 
 @pytest.mark.parametrize("part", ["development", "test"])
@@ -26,10 +26,11 @@ def test_labels_and_logs_fit(part):
     assert all(count <= MAXIMUM_LOGS_OF_A_REPOSITORY for count in repositories.values())
 
 
-def test_development_part_stays_right():
-    values = figures(judge(read_part(CORPUS, "development")))
+@pytest.mark.parametrize("part", LOWEST)
+def test_figures_do_not_fall(part):
+    values = figures(judge(read_part(CORPUS, part)))
     assert values["false_alarms"] == 0
-    assert all(values[key] >= lowest for key, lowest in LOWEST_DEVELOPMENT.items()), values
+    assert all(values[key] >= lowest for key, lowest in LOWEST[part].items()), values
 
 
 def _verdict(causes: tuple[str, ...], decisions: tuple[str, ...], cause: str, decision: str) -> Verdict:

@@ -31,17 +31,17 @@ BUG = 'Traceback (most recent call last):\n  File "train.py", line 7, in <module
 
 def cause_of(tool: Tool, tmp_path: Path, text: str, *names: str) -> tuple[dict[str, Any], int]:
     (tmp_path / "slurm-78.out").write_text(text)
-    done = tool("tail-cause", "--json", *(names or ["slurm-78.out"]))
-    assert done.stderr == ""
-    return json.loads(done.stdout), done.returncode
+    result = tool("tail-cause", "--json", *(names or ["slurm-78.out"]))
+    assert result.stderr == ""
+    return json.loads(result.stdout), result.returncode
 
 
 @pytest.mark.parametrize("name", list(failure_tally.expected()))
 def test_logs_of_others(name: str, tool: Tool) -> None:
-    done = tool("tail-cause", "--json", str(failure_tally.FAILURES / name))
-    found = json.loads(done.stdout)
-    assert (found["fault"] or "none", done.returncode) == failure_tally.expected()[name]
-    assert found["fault"] is None or found["advice"]
+    result = tool("tail-cause", "--json", str(failure_tally.FAILURES / name))
+    cause = json.loads(result.stdout)
+    assert (cause["fault"] or "none", result.returncode) == failure_tally.expected()[name]
+    assert cause["fault"] is None or cause["advice"]
 
 
 def test_every_log_has_its_source() -> None:
@@ -54,40 +54,40 @@ def test_every_log_has_its_source() -> None:
 
 def test_the_line_says_where_and_what_to_do(tool: Tool, tmp_path: Path) -> None:
     (tmp_path / "slurm-78.out").write_text(STEPS + XID.format("ip-10-1-2-3") + GONE.format(1))
-    done = tool("tail-cause", "slurm-78.out")
-    assert done.returncode == 69
-    assert done.stdout == (
+    result = tool("tail-cause", "slurm-78.out")
+    assert result.returncode == 69
+    assert result.stdout == (
         "xid: node ip-10-1-2-3: NVRM: Xid (PCI:0000:06:00): 79, pid=1122, GPU has fallen off the bus. (slurm-78.out:4); "
         "exclude the node and have its GPU replaced\n"
     )
 
 
 def test_json_names_the_line(tool: Tool, tmp_path: Path) -> None:
-    found, code = cause_of(tool, tmp_path, STEPS + OOM + NCCL.format(0, 0, 7))
-    assert (code, found["action"], found["fault"], found["cause"], found["severity"]) == (
+    cause, code = cause_of(tool, tmp_path, STEPS + OOM + NCCL.format(0, 0, 7))
+    assert (code, cause["action"], cause["fault"], cause["cause"], cause["severity"]) == (
         78,
         "stop",
         "out-of-memory",
         "root",
         "critical",
     )
-    assert (found["ranks"], found["nodes"], found["last_step"]) == ([3], [], 3)
-    assert (found["file"], found["line"], found["offset"]) == ("slurm-78.out", 4, len(STEPS))
-    assert found["text"] == OOM.rstrip("\n")
+    assert (cause["ranks"], cause["nodes"], cause["last_step"]) == ([3], [], 3)
+    assert (cause["file"], cause["line"], cause["offset"]) == ("slurm-78.out", 4, len(STEPS))
+    assert cause["text"] == OOM.rstrip("\n")
 
 
 @pytest.mark.parametrize("order", [1, -1])
 def test_what_explains_the_rest_comes_first_in_any_order(order: int, tool: Tool, tmp_path: Path) -> None:
     lines = [XID.format("n7"), NCCL.format(0, 0, 7), GONE.format(1), BUG, "srun: error: n7: task 1: Exited with exit code 1\n"]
-    found, code = cause_of(tool, tmp_path, STEPS + "".join(lines[::order]))
-    assert (found["fault"], found["nodes"], code) == ("xid", ["n7"], 69)
+    cause, code = cause_of(tool, tmp_path, STEPS + "".join(lines[::order]))
+    assert (cause["fault"], cause["nodes"], code) == ("xid", ["n7"], 69)
 
 
 def test_a_node_failure_that_slurm_notices_late(tool: Tool, tmp_path: Path) -> None:
     """The line is of NVIDIA/pyxis and SchedMD's srun.c; nebius/soperator#854 has salloc's."""
     text = STEPS + GONE.format(0) + BUG + NCCL.format(2, 2, 5) + "srun: error: Node failure on ip-10-1-2-9\n"
-    found, code = cause_of(tool, tmp_path, text + "srun: error: ip-10-1-2-3: task 0: Killed\n")
-    assert (found["fault"], found["nodes"], code) == ("node-failure", ["ip-10-1-2-9"], 69)
+    cause, code = cause_of(tool, tmp_path, text + "srun: error: ip-10-1-2-3: task 0: Killed\n")
+    assert (cause["fault"], cause["nodes"], code) == ("node-failure", ["ip-10-1-2-9"], 69)
 
 
 @pytest.mark.parametrize(
@@ -121,35 +121,35 @@ def test_a_node_failure_that_slurm_notices_late(tool: Tool, tmp_path: Path) -> N
     ],
 )
 def test_what_is_a_failure_and_what_is_none(text: str, fault: str | None, code: int, tool: Tool, tmp_path: Path) -> None:
-    found, exit_code = cause_of(tool, tmp_path, text)
-    assert (found["fault"], exit_code) == (fault, code)
+    cause, exit_code = cause_of(tool, tmp_path, text)
+    assert (cause["fault"], exit_code) == (fault, code)
 
 
 def test_bars_of_unknown_trainers_are_steps(tool: Tool, tmp_path: Path) -> None:
     bar = " 5%|x | {}/2724 [5:13:01<95:19:29, 132.86s/it]\r"
-    found, _ = cause_of(tool, tmp_path, bar.format(1) + BUG + bar.format(2) + bar.format(3))
-    assert found["fault"] is None
-    found, _ = cause_of(tool, tmp_path, bar.format(1) + bar.format(2) + bar.format(3) + "\n" + BUG)
-    assert found["fault"] == "traceback"
+    cause, _ = cause_of(tool, tmp_path, bar.format(1) + BUG + bar.format(2) + bar.format(3))
+    assert cause["fault"] is None
+    cause, _ = cause_of(tool, tmp_path, bar.format(1) + bar.format(2) + bar.format(3) + "\n" + BUG)
+    assert cause["fault"] == "traceback"
 
 
 def test_a_hang_that_the_time_limit_ended_names_the_suspect(tool: Tool, tmp_path: Path) -> None:
     waiting = "".join(NCCL.format(rank, rank, 7 if rank == 2 else 8) for rank in range(4))
     limit = "slurmstepd: error: *** JOB 77 ON n1 CANCELLED AT 2026-01-01T00:00:00 DUE TO TIME LIMIT ***\n"
-    found, code = cause_of(tool, tmp_path, STEPS + waiting + limit)
-    assert (found["fault"], found["ranks"], code) == ("nccl-timeout", [2], 1)
-    found, code = cause_of(tool, tmp_path, STEPS + limit + BUG + waiting)
-    assert (found["fault"], code) == ("time-limit", 75)
+    cause, code = cause_of(tool, tmp_path, STEPS + waiting + limit)
+    assert (cause["fault"], cause["ranks"], code) == ("nccl-timeout", [2], 1)
+    cause, code = cause_of(tool, tmp_path, STEPS + limit + BUG + waiting)
+    assert (cause["fault"], code) == ("time-limit", 75)
 
 
 def test_logs_of_ranks_are_one_job(tool: Tool, tmp_path: Path) -> None:
     (tmp_path / "slurm-1_0.out").write_text(STEPS + GONE.format(0) + NCCL.format(0, 0, 7))
     (tmp_path / "slurm-1_1.out").write_text(STEPS + "[rank1]: RuntimeError: CUDA error: uncorrectable ECC error encountered\n")
     (tmp_path / "kernel.txt").write_text(XID.format("n8"))
-    found, code = cause_of(tool, tmp_path, "", "slurm-1_*.out")
-    assert (found["fault"], found["ranks"], found["file"], code) == ("ecc", [1], "slurm-1_1.out", 69)
-    found, _ = cause_of(tool, tmp_path, "", "kernel.txt", "slurm-1_0.out")
-    assert (found["fault"], found["nodes"]) == ("xid", ["n8"])
+    cause, code = cause_of(tool, tmp_path, "", "slurm-1_*.out")
+    assert (cause["fault"], cause["ranks"], cause["file"], code) == ("ecc", [1], "slurm-1_1.out", 69)
+    cause, _ = cause_of(tool, tmp_path, "", "kernel.txt", "slurm-1_0.out")
+    assert (cause["fault"], cause["nodes"]) == ("xid", ["n8"])
 
 
 @pytest.mark.parametrize(
@@ -204,24 +204,27 @@ def test_the_nodes_to_exclude(text: str, printed: str, tool: Tool, tmp_path: Pat
 
 
 def test_standard_input(tool: Tool) -> None:
-    done = tool("tail-cause", "-", stdin=STEPS + OOM)
-    assert (done.returncode, done.stdout.startswith("out-of-memory: rank 3: ")) == (78, True)
+    result = tool("tail-cause", "-", stdin=STEPS + OOM)
+    assert (result.returncode, result.stdout.startswith("out-of-memory: rank 3: ")) == (78, True)
     assert tool("tail-cause", "-", stdin="").returncode == 66
 
 
 def test_secrets_are_covered(tool: Tool) -> None:
-    done = tool("tail-cause", "--json", "-", stdin="ValueError: cannot reach https://me:hunter22secret@example.com/x\n")
-    assert "hunter22secret" not in done.stdout
+    result = tool("tail-cause", "--json", "-", stdin="ValueError: cannot reach https://me:hunter22secret@example.com/x\n")
+    assert "hunter22secret" not in result.stdout
 
 
 def test_a_loss_that_is_no_number(tool: Tool, tmp_path: Path) -> None:
     """Megatron-LM counts such steps and prints no loss; others print it."""
     for change in ("lm loss: nan |", "number of nan iterations:   1 |"):
         text = "".join(STEP.format(step).replace("lm loss: 2.5E+00 |", change) for step in range(1, 6))
-        found, code = cause_of(tool, tmp_path, text)
-        assert (found["fault"], code) == ("nan", 78)
+        cause, code = cause_of(tool, tmp_path, text)
+        assert (cause["fault"], code) == ("nan", 78)
 
-    # PaddleNLP#9693 and LlamaFactory#2916.
+    # OpenNMT-py#1072, PaddleNLP#9693 and LlamaFactory#2916.
+    text = "".join(f"[INFO] Step 55{step}0/50000; acc:   0.19; ppl:   nan; xent:  nan; lr: 0.00070\n" for step in range(5))
+    found, code = cause_of(tool, tmp_path, text)
+    assert (found["fault"], code) == ("nan", 78)
     for line in ("loss: nan, learning_rate: 1e-05, global_step: {}0\n", "{{'loss': 0.0, 'grad_norm': nan, 'epoch': 0.0{}}}\n"):
         found, code = cause_of(tool, tmp_path, "".join(map(line.format, range(1, 6))))
         assert (found["fault"], code) == ("nan", 78)
@@ -230,14 +233,14 @@ def test_a_loss_that_is_no_number(tool: Tool, tmp_path: Path) -> None:
 
 
 def test_a_run_that_was_asked_to_end_starts_again(tool: Tool, tmp_path: Path) -> None:
-    found, code = cause_of(tool, tmp_path, STEPS + "exiting program after receiving SIGTERM.\n")
-    assert (found["fault"], found["action"], code) == (None, "again", 75)
+    cause, code = cause_of(tool, tmp_path, STEPS + "exiting program after receiving SIGTERM.\n")
+    assert (cause["fault"], cause["action"], code) == (None, "again", 75)
 
 
 def test_a_new_attempt_forgets_the_failure_before(tool: Tool, tmp_path: Path) -> None:
     start = "[after megatron is initialized] datetime: 2026-08-25 19:54:10 \n"
-    found, code = cause_of(tool, tmp_path, STEPS + BUG + start + "time to initialize megatron (seconds): 15.424\n" + OOM)
-    assert (found["fault"], code) == ("out-of-memory", 78)
+    cause, code = cause_of(tool, tmp_path, STEPS + BUG + start + "time to initialize megatron (seconds): 15.424\n" + OOM)
+    assert (cause["fault"], code) == ("out-of-memory", 78)
 
 
 @pytest.mark.parametrize(("text", "fault", "code"), [("Killed\n", "killed", 1), ("MemoryError\n", "host-out-of-memory", 78)])

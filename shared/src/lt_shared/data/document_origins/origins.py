@@ -97,6 +97,20 @@ class TokenizedLines(Origins):
         lines = self.lines[runs] + numbers - self.documents_of_runs[runs]
         return [self._place(file, line) for file, line in zip(files.tolist(), lines.tolist(), strict=True)]
 
+    def lines_in(self, file: int, first: int, last_line: int) -> Numbers:
+        """Return the lines up to `last_line` in a file, int64 [documents], of the documents from number `first` on."""
+        first_run = max(int(np.searchsorted(self.documents_of_runs, first, side="right")) - 1, 0)
+        lines = [np.zeros(0, np.int64)]
+        for run in range(first_run, len(self.documents_of_runs)):
+            if self.files_of_runs[run] != file or self.lines[run] > last_line:
+                break
+            is_last = run + 1 == len(self.documents_of_runs)
+            end = self.documents if is_last else int(self.documents_of_runs[run + 1])
+            begin = int(self.documents_of_runs[run])
+            run_lines = np.arange(max(first, begin), end) - begin + self.lines[run]
+            lines.append(run_lines[run_lines <= last_line])
+        return np.concatenate(lines)
+
     def _place(self, file: int, line: int) -> Place:
         begin, end = np.searchsorted(self.files_of_marks, [file, file + 1]).tolist()
         mark = begin + int(np.searchsorted(self.marked_lines[begin:end], line, side="right")) - 1

@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 from lt_convert.tensors.sparsity import Sparsity
 
 Values = NDArray[numpy.float32]
-Windows = Callable[[], Iterator[tuple[int, list[Values]]]]
-"""Starts a pass over a tensor: (index of the first value, values of each model)."""
+Windows = Callable[[Sequence[int]], Iterator[tuple[int, list[Values]]]]
+"""Starts a pass over a tensor of the models with these numbers: (index of the first value, values of each model)."""
 
 # mergekit interpolates linearly where the angle between two tensors is smaller, and takes smaller norms for zero.
 SLERP_LARGEST_DOT, SLERP_SMALLEST_NORM = 0.9995, 1e-8
@@ -88,7 +88,7 @@ class Slerp:
     def statistics(self, windows: Windows, dtype: str) -> tuple[numpy.float32, numpy.float32]:
         """Return the two tensors' coefficients."""
         squares, other_squares, product = 0.0, 0.0, 0.0
-        for _, (one, other) in windows():
+        for _, (one, other) in windows((0, 1)):
             wide, other_wide = one.astype(numpy.float64), other.astype(numpy.float64)
             # Not by BLAS: its threads wait for work in a loop, which took ten times the processor time.
             squares += float(numpy.einsum("i,i->", wide, wide))
@@ -126,8 +126,8 @@ class TaskArithmetic:
 
     def statistics(self, windows: Windows, dtype: str) -> list[Any]:
         def differences(index: int) -> Iterator[tuple[int, Values]]:
-            for first, (base, *tuned) in windows():
-                yield first, rounded(tuned[index] - base, dtype)
+            for first, (base, tuned) in windows((0, index + 1)):
+                yield first, rounded(tuned - base, dtype)
 
         return [
             sparsity and sparsity.statistics(functools.partial(differences, index), dtype)
@@ -168,12 +168,16 @@ class TaskArithmetic:
         is_positive = total >= 0
         counted, divisors = [], []
         for weight, difference in zip(weights, weighted, strict=True):
-            # A difference of zero has no sign, and a NaN neither.
-            agrees = numpy.where(is_positive, difference > 0, difference < 0)
+            # A difference of zero has no sign, and a NaN neither. numpy.where takes ten times as long.
+            agrees = ((difference > 0) & is_positive) | ((difference < 0) & ~is_positive)
             counted.append(difference * agrees)
-            divisors.append(agrees * weight)
+            if self.normalize:
+                divisors.append(agrees * weight)
+        if not self.normalize:
+            return _sum(counted, dtype), numpy.float32(1)
         sums = _sum(divisors, dtype)
-        sums[sums == 0] = 1
+        # Zeros become ones. An assignment by mask takes 13 ns for a value, this sum 0.2.
+        sums += sums == 0
         return _sum(counted, dtype), sums
 
 

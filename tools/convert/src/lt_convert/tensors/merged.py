@@ -9,9 +9,10 @@ Memory: a few windows, however large the tensor is and however many models are m
 
 import collections
 import dataclasses
+import functools
 import math
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy
@@ -79,21 +80,21 @@ class MergedTensor:
         with self._lock:
             # The first thread computes the statistics, and others that need them wait.
             if not self._is_prepared:
-                self._statistics = self.rule.statistics(lambda: self._windows(reader), self.dtype)
+                self._statistics = self.rule.statistics(functools.partial(self._windows, reader), self.dtype)
                 self._is_prepared = True
-        inputs = self._inputs(start, stop, reader)
+        inputs = self._inputs(range(len(self.sources)), start, stop, reader)
         with numpy.errstate(over="ignore", invalid="ignore"):
             merged = self.rule.merged(inputs, start, self._statistics, self.dtype)
         return cast(merged.view(numpy.uint32), "float32", self.result_dtype, self.name)
 
-    def _windows(self, reader: TensorReader) -> Iterator[tuple[int, list[Values]]]:
+    def _windows(self, reader: TensorReader, numbers: Sequence[int]) -> Iterator[tuple[int, list[Values]]]:
         for start in range(0, self.size, self.window):
             stop = min(start + self.window, self.size)
-            yield start, self._inputs(start, stop, reader)
+            yield start, self._inputs(numbers, start, stop, reader)
 
-    def _inputs(self, start: int, stop: int, reader: TensorReader) -> list[Values]:
-        """Values `start` to `stop` of every source, as float32."""
-        return [read_values(one, start, stop, reader) for one in self.sources]
+    def _inputs(self, numbers: Sequence[int], start: int, stop: int, reader: TensorReader) -> list[Values]:
+        """Values `start` to `stop` of the sources with these numbers, as float32."""
+        return [read_values(self.sources[number], start, stop, reader) for number in numbers]
 
 
 def read_values(tensor: Tensor, start: int, stop: int, reader: TensorReader) -> Values:

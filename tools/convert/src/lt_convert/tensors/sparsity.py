@@ -27,17 +27,23 @@ Passes = Callable[[], Iterator[tuple[int, Values]]]
 SMALLEST_SUM = 1e-7
 # The first number that is rounded to infinity.
 LARGEST = {"float16": 65520.0, "bfloat16": 3.3961775292304957e38}
+# Random masks of so many values of a tensor wait for their use, in 16 MiB: random numbers take more time than all else.
+REMEMBERED = 1 << 27
 # The generator makes this many 32-bit numbers for each count.
 NUMBERS_OF_A_COUNT = 8
 
 
 @dataclasses.dataclass(frozen=True)
 class Mask:
-    """Values above `threshold` are kept, those equal to it up to the index `last`; the result is multiplied by `scale`."""
+    """Values above `threshold` are kept, those equal to it up to the index `last`; the result is multiplied by `scale`.
+
+    `random` has random masks by the index of their first value, in bits. Each is there until it is used.
+    """
 
     threshold: int = 0
     last: int = -1
     scale: float = 1.0
+    random: dict[int, NDArray[numpy.uint8]] = dataclasses.field(default_factory=dict)
 
 
 class Sparsity(Protocol):
@@ -141,12 +147,17 @@ class Random:
         if self.density >= 1 or not self.rescale:
             return Mask()
         total, kept_sum = 0.0, 0.0
+        masks: dict[int, NDArray[numpy.uint8]] = {}
         for first, values in passes():
-            magnitudes = numpy.abs(values)
-            total += float(magnitudes.sum(dtype=numpy.float64))
-            kept_sum += float((magnitudes * self.is_kept(first, len(values))).sum(dtype=numpy.float64))
+            is_kept = self.is_kept(first, len(values))
+            if first + len(values) <= REMEMBERED:
+                masks[first] = numpy.packbits(is_kept)
+            magnitudes = numpy.abs(values).astype(numpy.float64)
+            total += float(magnitudes.sum())
+            magnitudes *= is_kept
+            kept_sum += float(magnitudes.sum())
         # mergekit computes random masks of float16 in float32.
-        return Mask(scale=_scale(total, kept_sum, "float32" if dtype == "float16" else dtype))
+        return Mask(scale=_scale(total, kept_sum, "float32" if dtype == "float16" else dtype), random=masks)
 
     def is_kept(self, first: int, count: int) -> NDArray[numpy.bool_]:
         """Whether each of `count` values from the index `first` is kept."""
@@ -161,7 +172,10 @@ class Random:
     def applied(self, values: Values, first: int, mask: Mask, dtype: str) -> Values:
         if self.density >= 1:
             return values
-        return _masked(values, self.is_kept(first, len(values)), mask.scale, dtype)
+        bits = mask.random.pop(first, None)
+        if bits is None or len(bits) != -(-len(values) // 8):
+            return _masked(values, self.is_kept(first, len(values)), mask.scale, dtype)
+        return _masked(values, numpy.unpackbits(bits, count=len(values)).view(bool), mask.scale, dtype)
 
 
 def _masked(values: Values, is_kept: NDArray[numpy.bool_], scale: float, dtype: str) -> Values:

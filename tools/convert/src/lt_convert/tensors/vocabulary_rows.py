@@ -79,14 +79,14 @@ class AlignedTensor(MergedTensor):
     def window(self) -> int:
         return max(super().window, ALIGNED_WINDOW)
 
-    def _inputs(self, start: int, stop: int, reader: TensorReader) -> list[Values]:
+    def _inputs(self, numbers: Sequence[int], start: int, stop: int, reader: TensorReader) -> list[Values]:
         width = self.shape[1]
         first, end = start // width, -(-stop // width)
         tokens = len(self.rows[0].rows)
         tensors = {number: flat(tensor) for number, tensor in zip(self.order, self.sources, strict=True)}
         inputs = []
-        for index, rows in enumerate(self.rows):
-            values = rows.gathered(min(first, tokens), min(end, tokens), tensors, self.dtype, reader)
+        for index in numbers:
+            values = self.rows[index].gathered(min(first, tokens), min(end, tokens), tensors, self.dtype, reader)
             if end > tokens:
                 padding = numpy.tile(self._mean(index, tensors, reader), (end - max(first, tokens), 1))
                 values = numpy.concatenate([values, padding])

@@ -8,7 +8,7 @@ from lt_preprocess.curation import duplicates, signature_files, signatures
 from lt_preprocess.curation.signature_files import Compared, Method, SignatureFile
 from lt_preprocess.readers.slices import Slice
 from lt_shared import credentials
-from lt_shared.console import UsageError, note
+from lt_shared.console import UsageError, counted, note
 from lt_shared.contracts import manifest
 from lt_shared.files import storage
 
@@ -64,8 +64,8 @@ def _listed(files: Sequence[SignatureFile], path: str, anew: bool) -> tuple[str,
             note(f"{path}: up to date")
             return path, _result(path, record)
     record = duplicates.build(files, path)
-    removed = ", ".join(f"{count:,} {kind}s" for kind, count in record["removed"].items()) or "no duplicates"
-    note(f"{record['documents']:,} documents: {removed}")
+    removed = ", ".join(counted(count, kind) for kind, count in record["removed"].items()) or "no duplicates"
+    note(f"{counted(record['documents'], 'document')}: {removed}")
     return path, _result(path, record)
 
 

@@ -9,6 +9,7 @@ import dataclasses
 import hashlib
 import json
 import os
+import shlex
 import tempfile
 from collections import Counter
 from collections.abc import Sequence
@@ -126,8 +127,14 @@ def is_list(path: str) -> bool:
 
 
 def read_record(path: str) -> tuple[dict[str, Any], int]:
-    """Return the first line of a list, and its length. Raises BadData for another or a truncated file."""
+    """Return the first line of a list, and its length. Raises BadData for another or a truncated file,
+    BadConfig for signatures."""
     storage.require_local(path, "the list of duplicates")
+    if signature_files.is_signatures(path):
+        raise BadConfig(
+            f"{path}: signatures of documents, not a list of duplicates",
+            f"lt-preprocess dedup {shlex.quote(path)} -o PREFIX makes it",
+        )
     with storage.open_read(path) as file:
         line = file.readline(_LONGEST_HEADER_BYTES)
     try:

@@ -156,7 +156,7 @@ def _resumed(journal: IO[bytes], plan: Plan, spool_name: str, record_bytes: int)
                 state = _State(Position(*fields["position"]), fields["documents"], fields["bad_lines"], fields["crc32"])
                 if resumable_files.holds(spool_name, state.documents * record_bytes, state.crc32):
                     name = inputs.display_name(plan.paths[min(state.position.input, len(plan.paths) - 1)])
-                    note(f"resuming at byte {state.position.offset:,} of {name}: {state.documents:,} documents are hashed")
+                    note(f"resuming at byte {state.position.offset:,} of {name}: {state.documents:,} documents hashed")
                     return state
             break
     journal.seek(0)

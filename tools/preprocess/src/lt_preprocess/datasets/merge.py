@@ -9,6 +9,7 @@ the inputs writes, and what Megatron's merge_datasets.py writes.
 import dataclasses
 import errno
 import os
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import IO, Any, NamedTuple
@@ -67,10 +68,19 @@ def plan(sources: Sequence[str], output_prefix: str) -> Plan:
         prefix=prefix,
         documents=sum(shape.documents for shape in shapes),
         tokens=sum(shape.tokens for shape in shapes),
+        removed=_removed(parts),
     )
     options = provenance.shared_options(parts)
     options.pop("shard", None)
     return Plan(parts, shapes, result, options, provenance.shared_sources(parts), Derivation.of("merge", {}, parts))
+
+
+def _removed(parts: Sequence[Dataset]) -> dict[str, int] | None:
+    """Sum up the documents that rules removed, by kind."""
+    counts = Counter[str]()
+    for part in parts:
+        counts.update(part.removed or {})
+    return dict(sorted(counts.items())) or None
 
 
 def build(plan: Plan) -> Dataset:

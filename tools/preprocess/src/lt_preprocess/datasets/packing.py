@@ -19,7 +19,7 @@ import numpy.typing as npt
 from lt_preprocess.datasets import provenance, source_datasets
 from lt_preprocess.datasets.block_reader import BlockReader, Documents
 from lt_preprocess.datasets.provenance import Derivation, OneSourcePlan
-from lt_shared.console import BadConfig, BadData, Progress, note
+from lt_shared.console import BadConfig, BadData, Progress, counted, note
 from lt_shared.contracts import manifest
 from lt_shared.contracts.manifest import Dataset
 from lt_shared.data import indexed_dataset
@@ -87,7 +87,7 @@ def build(plan: Plan) -> Dataset:
         options = plan.options | {"packing": packing}
         writer.publish(provenance.sidecar(result, writer.complete(), plan.derivation, options))
     note(
-        f"{counts.documents:,} documents in {counts.samples:,} samples of {plan.seq_length} + 1 tokens,"
+        f"{counted(counts.documents, 'document')} in {counted(counts.samples, 'sample')} of {plan.seq_length} + 1 tokens,"
         f" {counts.cut:,} of them cut; {waste:.3%} of the places are empty"
     )
     return result

@@ -22,11 +22,14 @@ from lt_preprocess.documents.document_form import DocumentForm
 from lt_preprocess.documents.fill_in_the_middle import FillInTheMiddle
 from lt_preprocess.documents.recipe import Recipe
 from lt_preprocess.readers import inputs, json_batch
-from lt_preprocess.readers.chunks import Position
+from lt_preprocess.readers.batch import Batch
+from lt_preprocess.readers.chunks import Chunk, Position
 from lt_preprocess.readers.inputs import SampleBy
 from lt_preprocess.readers.slices import Slice
 from lt_shared.console import NoInput, Progress
 from lt_shared.contracts.manifest import Dataset
+from lt_shared.data.document_origins import origins
+from lt_shared.data.document_origins.origins import TokenizedLines
 from lt_shared.files import storage
 
 NAMED_DIFFERENCES = 10
@@ -35,11 +38,15 @@ Sequences = list[list[int]]
 
 
 class _Origin(NamedTuple):
-    """The sources and the options that a dataset was made with; `column` is the number of its key."""
+    """The sources and the options that a dataset was made with; `column` is the number of its key.
+
+    `kept_lines` are the documents that rules left, None without rules.
+    """
 
     sources: list[dict[str, Any]]
     options: dict[str, Any]
     column: int
+    kept_lines: "_KeptLines | None" = None
 
     @property
     def sample_by(self) -> SampleBy:
@@ -56,6 +63,36 @@ class _Origin(NamedTuple):
         end = eod if options["append_eod"] else None
         form = DocumentForm(dtype, options.get("bos"), end, options.get("max_document_tokens"), fim)
         return recipe.make(tuple(options["json_keys"]), options.get("template"), form)
+
+
+class _KeptLines:
+    """Selects the documents that a dataset's table of lines names, chunk by chunk.
+
+    Rules are not applied again. What they removed is checked by its number.
+    """
+
+    def __init__(self, table: TokenizedLines, removed: int):
+        self._table = table
+        self._removed = removed
+        self._documents, self._kept = 0, 0
+        self._input, self._lines_before = 0, 0
+
+    def select(self, batch: Batch, chunk: Chunk, first: int) -> Batch:
+        """Return the documents of a chunk that the dataset holds from number `first` on."""
+        if chunk.end.input != self._input:
+            self._input, self._lines_before = chunk.end.input, 0
+        lines = self._lines_before + 1 + batch.lines.of_documents()
+        self._lines_before += batch.lines.total
+        is_kept = np.isin(lines, self._table.lines_in(self._input, first, self._lines_before))
+        self._documents += len(lines)
+        self._kept += int(is_kept.sum())
+        return batch.without(np.flatnonzero(~is_kept).tolist())
+
+    def difference(self) -> str | None:
+        """Compare the number of documents in the sources with those that were kept and removed."""
+        if self._documents == self._kept + self._removed:
+            return None
+        return f"{self._kept:,} documents and {self._removed:,} removed ones, its sources hold {self._documents:,}"
 
 
 def differences(dataset: Dataset, tokenizer: Path | None, sample: int) -> list[str]:
@@ -80,7 +117,10 @@ def differences(dataset: Dataset, tokenizer: Path | None, sample: int) -> list[s
         total = reader.documents
         sampled = np.sort(np.random.default_rng(0).choice(total, min(sample, total), replace=False, shuffle=False))
         for chunk in inputs.chunks(paths, Slice(), Position(), progress.advance, made_by.json_keys, origin.sample_by):
-            column = made_by.batch(chunk, encoder).columns[origin.column]
+            batch = made_by.batch(chunk, encoder)
+            if origin.kept_lines is not None:
+                batch = origin.kept_lines.select(batch, chunk, count)
+            column = batch.columns[origin.column]
             # How many documents a text is cut into is known when it is tokenized.
             documents = len(column.texts_per_document)
             first, last = np.searchsorted(sampled, [count, count + documents])
@@ -103,6 +143,8 @@ def differences(dataset: Dataset, tokenizer: Path | None, sample: int) -> list[s
                 break
     if count != total:
         differences.insert(0, f"{total:,} documents, its sources hold {count:,}")
+    if origin.kept_lines is not None and not origin.has_limit and (message := origin.kept_lines.difference()) is not None:
+        differences.insert(0, message)
     if len(differences) > NAMED_DIFFERENCES:
         differences[NAMED_DIFFERENCES:] = [f"{len(differences) - NAMED_DIFFERENCES} more documents differ"]
     return differences
@@ -116,10 +158,15 @@ def _origin(prefix: str) -> _Origin:
         raise NoInput(f"{prefix}: nothing says from which files it was made", "--deep is for what lt-preprocess made from files")
     if options.get("shard") is not None or part.get("index") != 0 or not part["is_last"]:
         raise NoInput(f"{prefix}: is a part of a larger dataset", "merge the parts and verify the result")
-    if removed := (record.get("counts") or {}).get("removed") or (record.get("dataset") or {}).get("removed"):
-        counts = ", ".join(f"{count:,} {kind}" for kind, count in removed.items())
-        raise NoInput(f"{prefix}: rules removed documents of its sources: {counts}", "--deep is for all documents of the sources")
-    origin = _Origin(sources, options, options["json_keys"].index(options["json_key"]))
+    removed = (record.get("counts") or {}).get("removed") or (record.get("dataset") or {}).get("removed") or {}
+    table = origins.of_dataset(prefix) if removed else None
+    if removed and not isinstance(table, TokenizedLines):
+        raise NoInput(
+            f"{prefix}: rules removed documents of its sources, and its lines are not recorded in their order",
+            "verify the datasets that it was made of",
+        )
+    kept_lines = _KeptLines(table, sum(removed.values())) if isinstance(table, TokenizedLines) else None
+    origin = _Origin(sources, options, options["json_keys"].index(options["json_key"]), kept_lines)
     if origin.has_limit and record.get("derivation"):
         raise NoInput(f"{prefix}: joins samples of shards, which a limit ended", "--deep is for all documents of the sources")
     return origin

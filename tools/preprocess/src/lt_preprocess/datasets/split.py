@@ -2,7 +2,7 @@
 
 The part of a document follows from a hash (BLAKE2b, 64 bits) of its tokens alone: equal documents land in the same part, so
 that no validation document is also trained on, and a document stays in its part when others are added or the order changes. The
-sizes of the parts therefore match the ratios only on average.
+sizes of the parts therefore match the ratios only on average. The counts of removed documents stay with the source.
 """
 
 import contextlib
@@ -74,7 +74,10 @@ def plan(source: str, output_prefix: str, ratios: str, names: str | None, seed: 
     words = _parse_names(names, len(shares))
     dataset, shape = source_datasets.single(source)
     prefix = manifest.absolute(output_prefix)
-    results = [dataclasses.replace(dataset, prefix=f"{prefix}_{word}", documents=None, tokens=None, weight=1.0) for word in words]
+    results = [
+        dataclasses.replace(dataset, prefix=f"{prefix}_{word}", documents=None, tokens=None, weight=1.0, removed=None)
+        for word in words
+    ]
     for result in results:
         source_datasets.check_not_the_source(dataset.prefix, result.prefix)
     derivations = [

@@ -16,7 +16,7 @@ from lt_preprocess.datasets.provenance import Derivation
 from lt_preprocess.readers import token_files
 from lt_preprocess.readers.token_files import TokenBlock, TokenLayout, Tokens
 from lt_preprocess.tokenizers import loading
-from lt_shared.console import BadConfig, BadData, NoInput, Progress, UsageError, note
+from lt_shared.console import BadConfig, BadData, NoInput, Progress, UsageError, counted, note
 from lt_shared.contracts import manifest
 from lt_shared.contracts.manifest import Dataset
 from lt_shared.data import indexed_dataset
@@ -114,7 +114,7 @@ def build(plan: Plan) -> Dataset:
         origins = _origins(plan, first_documents, writer.documents)
         sidecar = provenance.sidecar(result, writer.complete(), plan.derivation, options, plan.files, origins)
         writer.publish(sidecar)
-    note(f"{result.documents:,} documents, {result.tokens:,} tokens")
+    note(f"{counted(writer.documents, 'document')}, {counted(writer.tokens, 'token')}")
     return result
 
 

@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from lt_preprocess.datasets import provenance
 from lt_preprocess.datasets.block_reader import BlockReader, Column, Header, read_column, read_header
-from lt_shared.console import BadData, NoInput, Progress
+from lt_shared.console import BadData, NoInput, Progress, counted
 from lt_shared.contracts import manifest
 from lt_shared.contracts.manifest import Dataset
 from lt_shared.data import indexed_dataset
@@ -63,8 +63,8 @@ class Verification:
 
     def summary(self) -> str:
         if self.findings:
-            return f"{len(self.findings)} findings" if len(self.findings) > 1 else "1 finding"
-        return f"{self.documents:,} documents, {self.tokens:,} tokens, nothing wrong"
+            return counted(len(self.findings), "finding")
+        return f"{counted(self.documents or 0, 'document')}, {counted(self.tokens or 0, 'token')}, nothing wrong"
 
     def to_record(self) -> dict[str, Any]:
         """What `--json` prints."""

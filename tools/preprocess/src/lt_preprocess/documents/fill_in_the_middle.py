@@ -120,7 +120,7 @@ class FillInTheMiddle:
             rearranged += pieces
         return np.concatenate([np.zeros(0, np.int32), *rearranged]), text_lengths
 
-    def _arrangement(self, text: bytes, random: np.random.RandomState) -> tuple[list[bytes], bool] | None:
+    def _arrangement(self, text: bytes, random: "np.random.RandomState") -> tuple[list[bytes], bool] | None:
         """Prefix, middle and suffix of a text, and whether the suffix comes first; None for an unchanged text. Seeds `random`."""
         key = self.seed.to_bytes(8, "little")
         digest = hashlib.blake2b(text, digest_size=SEED_BYTES, key=key).digest()

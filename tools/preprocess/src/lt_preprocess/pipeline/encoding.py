@@ -76,6 +76,22 @@ class Encoded:
         begins = np.flatnonzero(np.diff(lines, prepend=-2) != 1)
         return list(zip((begins + first).tolist(), lines[begins].tolist(), strict=True))
 
+    def line_of(self, document: int) -> int:
+        """Return the line of a document, from 0; the number of lines if the chunk has fewer documents, 0 for the first one."""
+        if document == 0:
+            return 0
+        if document >= self.documents:
+            return self.lines.total
+        return int(self.lines.of_documents()[document if self.sources is None else self.sources[document]])
+
+    def excluded(self, first_line: int, last_line: int | None) -> tuple[list[BadLine], Removed]:
+        """The bad lines and the removed documents on the lines `first_line` to before `last_line`, None for the chunk's end."""
+        if first_line == 0 and last_line is None:
+            return self.bad_lines, self.removed
+        begin, end = (None if line is None else self.offset_of_line(line) for line in (first_line, last_line))
+        bad_lines = [bad for bad in self.bad_lines if bad.offset >= (begin or 0) and (end is None or bad.offset < end)]
+        return bad_lines, self.removed.between(first_line, last_line)
+
     def within(self, input_documents: int | None, tokens: int | None) -> "Encoded":
         """The first documents of the input, at most so many, that have at most so many tokens, and the lines up to the last.
 
@@ -96,7 +112,7 @@ class Encoded:
             columns=[column.before(last) for column in self.columns],
             bad_lines=[bad for bad in self.bad_lines if offset is None or bad.offset < offset],
             lines=self.lines.before(line),
-            removed=self.removed.before(line),
+            removed=self.removed.between(0, line),
             sources=None if self.sources is None else self.sources[:last],
             empty_fields=None if self.empty_fields is None else self.empty_fields[:count],
         )

@@ -1,8 +1,5 @@
 """Remove documents from a batch by the rules of a `Curator`; count them by kind, and keep the first ones as examples."""
 
-import functools
-import itertools
-import operator
 from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, NamedTuple
@@ -27,38 +24,54 @@ Counts = dict[str, int]
 Encodings = list[tuple[Ids, Lengths]]
 
 
+class RemovedDocument(NamedTuple):
+    """Document `number` of a batch, on a `line` of its chunk, from 0. `quote` makes bad lines of such documents."""
+
+    line: int
+    number: int
+    kind: str
+    reason: str
+    quote: "Quote"
+
+
+Quote = Callable[[dict[int, str]], Iterable[BadLine]]
+
+
 class Removed(NamedTuple):
-    """How many documents of a chunk were removed, by kind. `examples` locates the first ones, as many as asked for by kind.
+    """The documents of a chunk that rules removed."""
 
-    `lines` has the documents' lines, by kind, ascending; `parts` are the removals that a sum was made of.
-    """
+    documents: tuple[RemovedDocument, ...] = ()
 
-    counts: Counts
-    examples: Callable[[Counts], list[BadLine]]
-    lines: dict[str, list[int]]
-    parts: "tuple[Removed, ...]" = ()
+    @property
+    def counts(self) -> Counts:
+        """How many documents were removed, by kind."""
+        return dict(Counter(document.kind for document in self.documents))
 
-    def before(self, line: int) -> "Removed":
-        """The documents on the first `line` lines of the chunk."""
-        if self.parts:
-            return functools.reduce(operator.add, (part.before(line) for part in self.parts))
-        lines = {kind: [number for number in numbers if number < line] for kind, numbers in self.lines.items()}
-        counts = {kind: len(numbers) for kind, numbers in lines.items() if numbers}
+    def between(self, first_line: int, last_line: int | None) -> "Removed":
+        """The documents on the lines `first_line` to before `last_line` of the chunk, None for its end."""
         return Removed(
-            counts,
-            lambda limits: self.examples({kind: min(limit, counts.get(kind, 0)) for kind, limit in limits.items()}),
-            lines,
+            tuple(
+                document
+                for document in self.documents
+                if first_line <= document.line and (last_line is None or document.line < last_line)
+            )
         )
 
     def __add__(self, other: "Removed") -> "Removed":  # type: ignore[override]
-        def examples(limits: Counts) -> list[BadLine]:
-            remaining = {kind: limit - self.counts.get(kind, 0) for kind, limit in limits.items()}
-            return [*self.examples(limits), *other.examples(remaining)]
+        return Removed((*self.documents, *other.documents))
 
-        return Removed(added(self.counts, other.counts), examples, {}, (self, other))
+    def examples(self, limits: Counts) -> list[BadLine]:
+        """Quote the first documents of each kind, at most as many as `limits` says."""
+        reasons_by_quote: dict[Quote, dict[int, str]] = {}
+        remaining = dict(limits)
+        for document in self.documents:
+            if remaining.get(document.kind, 0) > 0:
+                remaining[document.kind] -= 1
+                reasons_by_quote.setdefault(document.quote, {})[document.number] = document.reason
+        return [line for quote, reasons in reasons_by_quote.items() for line in quote(reasons)]
 
 
-NOTHING_REMOVED = Removed({}, lambda limits: [], {})
+NOTHING_REMOVED = Removed()
 
 
 def added(counts: Counts, more: Counts) -> Counts:
@@ -99,20 +112,12 @@ def curate_by_tokens(
 
 
 def _removed(chunk: Chunk, batch: Batch, json_keys: tuple[str, ...], removals: Removals) -> Removed:
-    documents_by_kind: dict[str, list[int]] = {}
-    for document in sorted(removals):
-        documents_by_kind.setdefault(removals[document][0], []).append(document)
+    lines = batch.lines.of_documents()
 
-    def examples(limits: Counts) -> list[BadLine]:
-        numbers = itertools.chain.from_iterable(
-            documents[: max(limits[kind], 0)] for kind, documents in documents_by_kind.items() if kind in limits
-        )
-        reasons = {document: removals[document][1] for document in sorted(numbers)}
-        return list(bad_lines_of(chunk, batch, json_keys, reasons)) if reasons else []
+    def quote(reasons: dict[int, str]) -> Iterable[BadLine]:
+        return bad_lines_of(chunk, batch, json_keys, reasons)
 
-    line_of_document = batch.lines.of_documents()
-    lines = {kind: line_of_document[documents].tolist() for kind, documents in documents_by_kind.items()}
-    return Removed(dict(Counter(kind for kind, _ in removals.values())), examples, lines)
+    return Removed(tuple(RemovedDocument(int(lines[number]), number, *removals[number], quote) for number in sorted(removals)))
 
 
 def in_words(counts: Counts) -> str:

@@ -29,7 +29,7 @@ from lt_preprocess.readers.byte_ranges import BYTE_ORDER_MARK
 from lt_preprocess.readers.slices import Slice
 from lt_preprocess.tokenizers import self_check
 from lt_preprocess.tokenizers.base import Encoder
-from lt_shared.console import BadData, NoInput, Progress, note, warn
+from lt_shared.console import BadData, NoInput, Progress, counted, note, warn
 from lt_shared.contracts import manifest
 from lt_shared.data.indexed_dataset import Extent
 from lt_shared.files import storage
@@ -108,7 +108,8 @@ class _Run:
             self._close_part(is_last=True)
         documents_made = sum(dataset.documents or 0 for dataset in self._made) // len(self._plan.options.json_keys)
         tokens_made = sum(dataset.tokens or 0 for dataset in self._made)
-        note(f"{documents_made:,} documents, {tokens_made:,} tokens, {self._state.text_bytes / 1e6:,.1f} MB of text")
+        counts = f"{counted(documents_made, 'document')}, {counted(tokens_made, 'token')}"
+        note(f"{counts}, {self._state.text_bytes / 1e6:,.1f} MB of text")
         if self._state.removed:
             note(f"removed documents: {removals.in_words(self._state.removed)}")
         return self._made
@@ -119,8 +120,8 @@ class _Run:
             note("standard input and pipes cannot be read again: an interrupted run starts from the beginning")
         elif self._state.is_worth_keeping:
             name = inputs.display_name(self._plan.paths[min(position.input, len(self._plan.paths) - 1)])
-            documents_done = self._state.extents[0].documents
-            note(f"resuming at byte {position.offset:,} of {name}, part {self._state.part} has {documents_done:,} documents")
+            documents_done = counted(self._state.extents[0].documents, "document")
+            note(f"resuming at byte {position.offset:,} of {name}, part {self._state.part} has {documents_done}")
 
     def _tokenize(self, workers: int) -> None:
         plan = self._plan
@@ -163,34 +164,48 @@ class _Run:
         written = min(self._state.taken, encoded.documents)
         left_to_skip = self._state.taken - written
         columns = [column.since(written) for column in encoded.columns] if written else encoded.columns
+        # An earlier run counted the lines before the document that follows those that it wrote.
+        counted_line = encoded.line_of(self._state.taken)
         while (fitting := self._part.fitting(columns)) < encoded.documents - written:
             self._part.append([column.before(fitting) for column in columns], encoded, lines, written)
             columns = [column.since(fitting) for column in columns]
             written += fitting
             if fitting:
                 self._state = dataclasses.replace(self._state.with_input(encoded.end.input), taken=written)
+                self._count_excluded(encoded, counted_line, encoded.line_of(written))
+                counted_line = encoded.line_of(written)
             self._close_part(is_last=False)
         self._part.append(columns, encoded, lines, written)
-        if self._plan.options.on_error == "quarantine":
-            self._part.quarantine(encoded.bad_lines)
-        if encoded.removed.counts:
-            part_counts = removals.subtracted(self._state.removed, self._state.removed_before)
-            self._part.quarantine(encoded.removed.examples(removals.remaining_examples(part_counts, encoded.removed.counts)))
+        self._count_excluded(encoded, counted_line, None)
         self._state = dataclasses.replace(
             self._state.with_input(encoded.end.input),
             position=encoded.end,
             lines=lines.after(encoded),
             taken=left_to_skip,
             text_bytes=self._state.text_bytes + encoded.text_bytes,
-            bad_lines=self._state.bad_lines + len(encoded.bad_lines),
-            removed=removals.added(self._state.removed, encoded.removed.counts),
-            reported=(*self._state.reported, *_named(encoded.bad_lines))[:REPORTED_LINES],
             input_documents=self._state.input_documents + encoded.input_documents,
             tokens=self._state.tokens + encoded.tokens,
             empty_fields=_added(self._state.empty_fields, encoded),
         )
         if self._log.is_resumable and time.monotonic() >= self._next_sync_seconds:
             self._sync()
+
+    def _count_excluded(self, encoded: Encoded, first_line: int, last_line: int | None) -> None:
+        """Count the bad lines and the removed documents on some lines of a chunk in the open part, and quarantine them."""
+        bad_lines, removed = encoded.excluded(first_line, last_line)
+        if not bad_lines and not removed.documents:
+            return
+        if self._plan.options.on_error == "quarantine":
+            self._part.quarantine(bad_lines)
+        if removed.documents:
+            part_counts = removals.subtracted(self._state.removed, self._state.removed_before)
+            self._part.quarantine(removed.examples(removals.remaining_examples(part_counts, removed.counts)))
+        self._state = dataclasses.replace(
+            self._state,
+            bad_lines=self._state.bad_lines + len(bad_lines),
+            removed=removals.added(self._state.removed, removed.counts),
+            reported=(*self._state.reported, *_named(bad_lines))[:REPORTED_LINES],
+        )
 
     def _sync(self) -> None:
         start_seconds = time.monotonic()
@@ -236,13 +251,13 @@ class _Run:
             for line in self._state.reported:
                 note(f"left out: {line}")
             count = self._state.bad_lines
-            warn(f"{count:,} line{'s' if count > 1 else ''} left out; {len(self._state.reported)} named above")
+            warn(f"{counted(count, 'line')} left out; {len(self._state.reported)} named above")
 
     def _report_empty_fields(self) -> None:
         """Tell the user how many documents do not fill an optional field of the template."""
         for field, count in zip(self._plan.optional_fields, self._state.empty_fields, strict=False):
             if count:
-                note(f"{{{field}?}}: empty, null or missing in {count:,} of {self._state.input_documents:,} documents")
+                note(f"{{{field}?}}: empty, null or missing in {count:,} of {counted(self._state.input_documents, 'document')}")
 
     def _check_that_there_is_text(self) -> None:
         """A shard may be empty: what counts there is that all shards are complete."""
@@ -259,8 +274,8 @@ class _Run:
                 )
             if count == 0:
                 raise NoInput(f"{names}: no documents", "did the command that made the input fail?")
-            keys, them = " or ".join(self._plan.options.json_keys), "1 document" if count == 1 else f"{count:,} documents"
-            raise NoInput(f"{names}: {them}, all without text", f"is it right that the text is in {keys}?")
+            keys = " or ".join(self._plan.options.json_keys)
+            raise NoInput(f"{names}: {counted(count, 'document')}, all without text", f"is it right that the text is in {keys}?")
 
 
 def _curator(plan: Plan) -> "Curator | None":

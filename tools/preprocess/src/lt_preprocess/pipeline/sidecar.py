@@ -22,7 +22,7 @@ from lt_preprocess.pipeline.plan import REQUESTS_AT_ONCE, Plan
 from lt_preprocess.pipeline.state import State
 from lt_preprocess.readers import inputs
 from lt_shared import credentials, installed_versions
-from lt_shared.console import BadData, CannotCreate, NoInput, warn
+from lt_shared.console import BadData, CannotCreate, NoInput, counted, warn
 from lt_shared.contracts import manifest
 from lt_shared.data import indexed_dataset
 from lt_shared.data.document_origins.origins import KEY, File
@@ -217,14 +217,30 @@ def _documents_not_read(prefix: str, plan: Plan) -> str | None:
         return None
     stored_sources: list[dict[str, Any]] | None = record["sources"]
     if stored_sources is None and plan.sources is None:
-        documents = (record.get("counts") or {}).get("documents", "the")
-        warn(f"{prefix}: {documents} documents that came from standard input are replaced")
-        return None
+        if _is_of_unfinished_run(plan):
+            warn(f"{prefix}: part of a run that did not end is replaced")
+            return None
+        documents = counted((record.get("counts") or {}).get("documents") or 0, "document")
+        raise CannotCreate(
+            f"{prefix}: holds {documents} from standard input or a pipe, and nothing tells whether this command reads them again",
+            replacement.HINT,
+        )
     if stored_sources is None or plan.sources is None:
         return "documents of other inputs"
     planned_paths = {source["path"] for source in plan.sources} | {credentials.without_tokens(path) for path in plan.paths}
     missing = [source for source in stored_sources if source["path"] not in planned_paths and not _is_moved(source, plan)]
     return replacement.name_missing([source["path"] for source in missing], "inputs")
+
+
+def _is_of_unfinished_run(plan: Plan) -> bool:
+    """Whether the last part that is there says that more parts were to follow."""
+    if not plan.options.has_parts:
+        return False
+    part = 0
+    while all(storage.exists(indexed_dataset.idx_path(prefix)) for prefix in plan.dataset_prefixes(part + 1)):
+        part += 1
+    parts = [(read(prefix) or {}).get("part") for prefix in plan.dataset_prefixes(part)]
+    return any(isinstance(record, dict) and record.get("is_last") is False for record in parts)
 
 
 def _is_moved(source: dict[str, Any], plan: Plan) -> bool:

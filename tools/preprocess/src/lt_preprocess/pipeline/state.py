@@ -14,7 +14,8 @@ _NEWER_FIELDS: dict[str, Any] = {"removed": {}, "removed_before": {}, "input_doc
 class State:
     """The data on disk. Reading resumes at `position`, before which the input has `lines`.
 
-    The first `taken` documents after `position` have been written. Before it there were `input_documents` documents, whose
+    The first `taken` documents after `position` have been written, and the bad lines and removed documents before the next one
+    counted. Before it there were `input_documents` documents, whose
     `tokens` in the datasets of the keys together; `empty_fields` counts the documents that do not fill each optional field of the
     template.
 

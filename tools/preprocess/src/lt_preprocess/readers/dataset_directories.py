@@ -48,7 +48,10 @@ def _listed(directory: str, files: Sequence[str]) -> list[str] | None:
             return _present(directory, _STATE, [[(str(file["filename"]), None)] for file in record["_data_files"]], present)
     if f"{directory}/{_INDEX}" in present:
         record = _read(f"{directory}/{_INDEX}")
-        names = mds.listed_files(record) or litdata.listed_files(record)
+        mds_names = mds.listed_files(record)
+        names = litdata.listed_files(record) if mds_names is None else mds_names
+        if names == []:
+            raise BadData(f"{directory}/{_INDEX}: lists no files", "was the dataset written to its end?")
         return None if names is None else _present(directory, _INDEX, names, present)
     return None
 

@@ -14,8 +14,8 @@ from lt_preprocess.readers.paths import COMPRESSION_SUFFIXES, STDIN, display_nam
 from lt_preprocess.readers.text_table import looks_like_table
 from lt_shared.console import BadData
 
-HEAD_BYTES = 512
-"""Bytes from the start of a file that tell what it is; a tar archive has its name in byte 257."""
+HEAD_BYTES = 1 << 16
+"""Bytes from the start of a file that tell what it is: a table without a name may have a first row of many kilobytes."""
 
 PARQUET_MAGIC = b"PAR1"
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import IO, Literal
 
 from lt_preprocess.readers import chunks as chunk_limits
-from lt_preprocess.readers import foreign_formats, record_formats
+from lt_preprocess.readers import foreign_formats, record_formats, text_table
 from lt_preprocess.readers.byte_ranges import BYTE_ORDER_MARK, LocalFile, RangeFile, RemoteFile, range_chunks
 from lt_preprocess.readers.byte_stream import ByteStream
 from lt_preprocess.readers.chunks import Chunk, Position
@@ -208,6 +208,11 @@ def _content(path: str, stream: IO[bytes], advance: Advance, selection: Selectio
     if start.startswith(PARQUET_MAGIC):
         raise BadData(f"{name}: Parquet cannot be read from a pipe", "name the file")
     if not decompressor_for(start):
+        # A row of names may come alone through a pipe.
+        while not is_text and len(start) < HEAD_BYTES and text_table.is_undecided(start):
+            if not (more := read(_COMPRESSED_READ_BYTES)):
+                break
+            start += more
         if _reader_for(path, start[:HEAD_BYTES], selection) is None:
             foreign_formats.check(path, start[:HEAD_BYTES], is_text)
         return start[:HEAD_BYTES], itertools.chain([start], iter(lambda: read(_READ_BYTES), b""))

@@ -1,4 +1,4 @@
-"""Chunks of litdata: an item is a document; `index.json` beside the chunks says what the items hold.
+"""Chunks of litdata: an item is a document; `index.json` beside the chunks describes the items.
 
 A chunk begins with the number of items and where each begins and ends (uint32). Newer versions leave all items empty, and append
 the rows as an Arrow file, after them its size and a magic number.
@@ -49,7 +49,7 @@ def is_chunk(start: bytes) -> bool:
 
 
 def layout_beside(path: str) -> Layout | None:
-    """Read what the items hold from the index beside a chunk; None without such an index. Raises BadData if it is malformed."""
+    """Read the layout of items from the index beside a chunk; None without such an index. Raises BadData if it is malformed."""
     index_path = f"{path.rpartition('/')[0]}/{INDEX}" if "/" in path else INDEX
     if not storage.exists(index_path):
         return None
@@ -77,7 +77,7 @@ def layout_of(path: str, index: dict[str, Any]) -> Layout:
 
 
 def items(source: str, content: ByteStream, layout: Layout) -> Iterator[list[bytes]]:
-    """Yield the values of each item, as they are stored. Raises BadData for a damaged chunk."""
+    """Yield the stored values item by item. Raises BadData for a damaged chunk."""
     ends = read_ends(source, content)
     fields = 1 if layout.item_loader == "TokensLoader" else len(layout.formats)
     for number, size in enumerate(np.diff(ends).tolist(), 1):
@@ -103,7 +103,7 @@ def items(source: str, content: ByteStream, layout: Layout) -> Iterator[list[byt
 
 
 def read_ends(source: str, content: ByteStream) -> npt.NDArray[np.int64]:
-    """Read the offset of each item in the chunk, and the end of the last."""
+    """Read the offsets of the items in the chunk, and the end of the last."""
     (count,) = struct.unpack("<I", content.read(4))
     stored = content.read(4 * (count + 1))
     if len(stored) < 4 * (count + 1):

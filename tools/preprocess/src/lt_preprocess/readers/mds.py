@@ -32,7 +32,7 @@ class Column(NamedTuple):
 
 
 class Shard(NamedTuple):
-    """`ends` int64 [samples + 1]: the offset of each sample in the file, and the end of the last."""
+    """`ends` int64 [samples + 1]: the offsets of the samples in the file, and the end of the last."""
 
     columns: list[Column]
     ends: npt.NDArray[np.int64]

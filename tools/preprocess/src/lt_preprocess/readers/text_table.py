@@ -7,11 +7,13 @@ with more or fewer fields than the first row is a bad row. Quotes that do not ma
 import csv
 import io
 import itertools
+import re
+import shlex
 from collections.abc import Iterator, Sequence
 
 from lt_preprocess.readers import chunks, text_keys
 from lt_preprocess.readers.byte_stream import ByteStream
-from lt_preprocess.readers.paths import is_text, without_compression
+from lt_preprocess.readers.paths import STDIN, display_name, is_text, without_compression
 from lt_preprocess.readers.records import FieldsRecord, Record, UnusableRecord
 from lt_shared.console import BadData
 
@@ -19,6 +21,8 @@ SEPARATORS = (",", "\t", ";", "|")
 SUFFIXES = (".csv", ".tsv", ".psv")
 _LINES_LOOKED_AT = 3
 _LINES_OF_NAMES = 100
+_IN_QUOTES = re.compile(r'"[^"]*"')
+_BARE_RETURN = re.compile(r"\r(?!\n|$)")
 
 
 def is_table(path: str, start: bytes, json_keys: Sequence[str]) -> bool:
@@ -29,6 +33,11 @@ def is_table(path: str, start: bytes, json_keys: Sequence[str]) -> bool:
         looks_like_table(start)
         and any(_has_keys(_header(start.decode("utf-8-sig", "replace"), separator), json_keys) for separator in SEPARATORS)
     )
+
+
+def is_undecided(start: bytes) -> bool:
+    """Whether more bytes must tell whether this is a table: fewer lines than are looked at, and no JSON."""
+    return start.count(b"\n") < _LINES_LOOKED_AT and not start.lstrip().startswith((b"{", b"[", b"<"))
 
 
 def looks_like_table(start: bytes) -> bool:
@@ -47,6 +56,11 @@ def records(source: str, content: ByteStream, json_keys: Sequence[str]) -> Itera
     csv.field_size_limit(chunks.LONGEST_LINE_BYTES)
     lines = _lines(content)
     first_lines = _first_row_lines(lines)
+    if _BARE_RETURN.search(_IN_QUOTES.sub("", "".join(first_lines))):
+        raise BadData(
+            f"{source}: a table whose lines end in a carriage return alone",
+            f"tr '\\r' '\\n' < {'FILE' if source == display_name(STDIN) else shlex.quote(source)} | lt-preprocess - ...",
+        )
     separator = _separator(source, "".join(first_lines), json_keys)
     reader = csv.reader(itertools.chain(first_lines, lines), delimiter=separator, strict=True)
     try:

@@ -35,7 +35,8 @@ def load(files: TokenizerFiles, special_tokens: SpecialTokens = "text") -> Token
     """Raises BadData for files that are malformed or not supported."""
     json_files.keep_files()
     try:
-        loaded = _load(files, special_tokens)
+        with memory.garbage_collection_paused():
+            loaded = _load(files, special_tokens)
     except BaseException:
         json_files.release_files()
         raise
@@ -77,8 +78,7 @@ def _tokenizer_json(files: TokenizerFiles, parse: bool) -> Tokenizer:
         return tokenizer_json.read(files)
 
     try:
-        with memory.garbage_collection_paused():
-            vocabulary = vocabulary_cache.read(files, read)
+        vocabulary = vocabulary_cache.read(files, read)
         reason = obstacle(vocabulary) or layers.obstacle(vocabulary, parse)
     except Unrecognised as unrecognised:
         reason = str(unrecognised)

@@ -22,7 +22,7 @@ class UncompiledEncoder(Encoder):
         self._splitter = pre_tokenizers.Split(Regex(vocabulary.regex), behavior="isolated")
         self._byte_ids = vocabulary.byte_ids.tolist()
         self._whole_pieces = vocabulary.whole_pieces
-        rows = vocabulary.merges.tolist()
+        rows = vocabulary.merge_rows.tolist()
         self._merges = {(left, right): (rank, merged) for left, right, rank, merged in rows}
         self._known: dict[str, list[int]] = {}
 

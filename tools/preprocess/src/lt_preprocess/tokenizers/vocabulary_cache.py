@@ -22,7 +22,8 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from lt_preprocess.tokenizers.vocabulary import AddedToken, Vocabulary
+from lt_preprocess.tokenizers.vocabulary import AddedToken, ListedMerges, MergeRows, Vocabulary
+from lt_shared import memory
 from lt_shared.tokenizers.tokenizer_files import MODEL_CONFIGURATION, TokenizerFiles
 
 Key = TypeVar("Key")
@@ -41,8 +42,17 @@ def read(files: TokenizerFiles, reader: Callable[[TokenizerFiles], Vocabulary]) 
     with contextlib.suppress(*DAMAGED):
         return dataclasses.replace(_unpacked(path), cache_key=key)
     vocabulary = dataclasses.replace(reader(files), cache_key=key)
+    if isinstance(vocabulary.merges, ListedMerges):
+        return dataclasses.replace(vocabulary, merges=ListedMerges(functools.partial(_publish_with_merges, path, vocabulary)))
     publish(path, _packed(vocabulary))
     return vocabulary
+
+
+def _publish_with_merges(path: Path, vocabulary: Vocabulary) -> MergeRows:
+    """Look up the merges, and keep the vocabulary for later runs."""
+    with memory.garbage_collection_paused():
+        publish(path, _packed(vocabulary))
+    return vocabulary.merge_rows
 
 
 def pieces_without_merges(vocabulary: Vocabulary, find: Callable[[Mapping[bytes, int]], dict[bytes, int]]) -> dict[bytes, int]:
@@ -90,7 +100,7 @@ def _packed(vocabulary: Vocabulary) -> bytes:
     arrays = {
         "plain": np.frombuffer(json.dumps(plain).encode(), np.uint8),
         "byte_ids": vocabulary.byte_ids,
-        "merges": vocabulary.merges.astype(np.int32),
+        "merges": vocabulary.merge_rows.astype(np.int32),
     }
     arrays |= _table("token", vocabulary.tokens.values(), vocabulary.tokens.keys())
     return npz(arrays | _table("whole", vocabulary.whole_pieces.keys(), vocabulary.whole_pieces.values()))

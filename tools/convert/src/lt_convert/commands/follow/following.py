@@ -34,6 +34,7 @@ _LAST_WRITTEN = (
     ".metadata",
     "weights/.metadata",
     "model_and_optim/.metadata",
+    "metadata.pkl",
     "model.safetensors.index.json",
     "mp_rank_00/model_optim_rng.pt",
     "mp_rank_00_000/model_optim_rng.pt",

@@ -10,6 +10,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from lt_convert.containers.torch_files import read_state_dict
 from lt_convert.formats.directories import listing, normalized
 from lt_convert.formats.huggingface.safetensors_files import read_file
 from lt_convert.tensors.adapted import LowRank
@@ -20,6 +21,8 @@ from lt_shared.console import BadData, warn
 from lt_shared.files import strict_json
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+# PEFT wrote this file until 2023, and reads it if there are no safetensors.
+FORMER_WEIGHTS = "adapter_model.bin"
 PREFIX = "base_model.model."
 _FACTOR = re.compile(r"(?P<module>.+)\.lora_(?P<embedding>embedding_)?(?P<letter>[AB])(?:\.weight)?")
 # Fields that change the arithmetic, with the values that change nothing.
@@ -83,10 +86,9 @@ def read(path: str, files: Files) -> Adapter:
     names = listing(directory)
     if CONFIG not in names:
         raise BadData(f"{directory}: no {CONFIG}: not an adapter of PEFT", "name the directory that PEFT's save_pretrained wrote")
-    if WEIGHTS not in names:
-        raise BadData(
-            f"{directory}/{WEIGHTS}: missing", "save the adapter with PEFT again: save_pretrained(DIR) writes safetensors"
-        )
+    weights = next((f"{directory}/{name}" for name in (WEIGHTS, FORMER_WEIGHTS) if name in names), None)
+    if weights is None:
+        raise BadData(f"{directory}/{WEIGHTS}: missing", "copy the adapter again, or save it with PEFT again")
     config_path = f"{directory}/{CONFIG}"
     try:
         config = dict(strict_json.loads(files.read(config_path, 0, files.size_bytes(config_path))))
@@ -110,13 +112,13 @@ def read(path: str, files: Files) -> Adapter:
     factors: dict[str, dict[str, Tensor]] = {}
     embeddings: set[str] = set()
     replaced: dict[str, Tensor] = {}
-    for name, tensor in read_file(f"{directory}/{WEIGHTS}", files).items():
+    for name, tensor in (read_file if weights.endswith(WEIGHTS) else read_state_dict)(weights, files).items():
         if tensor.dtype not in CASTABLE:
-            raise BadData(f"{directory}/{WEIGHTS}: {name} is stored as {tensor.dtype}", f"known are {', '.join(CASTABLE)}")
+            raise BadData(f"{weights}: {name} is stored as {tensor.dtype}", f"known are {', '.join(CASTABLE)}")
         match = _FACTOR.fullmatch(name.removeprefix(PREFIX))
         if match is None:
             if "lora_" in name or not name.startswith(PREFIX):
-                raise BadData(f"{directory}/{WEIGHTS}: {name}: not a tensor of plain LoRA", "merge it with PEFT")
+                raise BadData(f"{weights}: {name}: not a tensor of plain LoRA", "merge it with PEFT")
             replaced[name.removeprefix(PREFIX).replace(BASE_LAYER, ".")] = tensor
             continue
         factors.setdefault(match["module"], {})[match["letter"]] = tensor.cast("float32")
@@ -130,7 +132,7 @@ def read(path: str, files: Files) -> Adapter:
             or pair["A"].shape[0] != pair["B"].shape[1]
         ):
             shapes = ", ".join(f"lora_{letter} {list(one.shape)}" for letter, one in sorted(pair.items()))
-            raise BadData(f"{directory}/{WEIGHTS}: {module}: {shapes}: not two matrices of one rank", "copy the adapter again")
+            raise BadData(f"{weights}: {module}: {shapes}: not two matrices of one rank", "copy the adapter again")
         stored_rank = pair["A"].shape[0]
         module_alpha = next((alphas[key] for key, pattern in patterns.items() if pattern.match(module)), alpha)
         scale = module_alpha / (math.sqrt(stored_rank) if config.get("use_rslora") else stored_rank)

@@ -14,6 +14,7 @@ from lt_convert.formats.directories import listing
 from lt_convert.formats.huggingface import stored_weights
 from lt_convert.tensors.source_files import INCOMPLETE, Files
 from lt_convert.tensors.tensor import Tensor, concatenate
+from lt_convert.weights.mapping import MAXIMUM_HEADS_OR_EXPERTS
 from lt_shared.console import BadConfig, BadData, NoInput
 from lt_shared.files import strict_json
 
@@ -93,6 +94,8 @@ def _params(path: str, files: Files) -> dict[str, Any]:
         sizes = [params[name] for name in _SIZES] + [params.get(name) or 1 for name in ("n_kv_heads", "head_dim")]
         if not all(type(size) is int and size > 0 for size in sizes):
             raise ValueError("a size is no positive number")
+        if params["n_layers"] * params["n_heads"] > MAXIMUM_HEADS_OR_EXPERTS:
+            raise ValueError(f"{params['n_layers']} layers of {params['n_heads']} heads: no model is that large")
         if params.get("moe") and set(moe) != _MOE:
             raise ValueError(f"moe has not {' and '.join(sorted(_MOE))}")
         float(params["norm_eps"]), float(params.get("rope_theta") or 0)

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from lt_convert.formats.directories import listing
+from lt_convert.formats.megatron import provider_gemma
 from lt_convert.tensors.source_files import Files
 from lt_shared.console import BadData
 from lt_shared.files import strict_yaml
@@ -77,7 +78,10 @@ def _arguments(fields: Mapping[str, Any], path: str) -> dict[str, Any]:
     # Megatron-Bridge's newer configurations keep the fields of TransformerConfig apart from GPTModel's fields.
     inner = fields.get("transformer")
     merged = {**(inner if isinstance(inner, dict) else {}), **fields}
-    _check_class(str(merged.get("_target_", "")), path)
+    target = str(merged.get("_target_", ""))
+    if provider_gemma.is_provider(target):
+        return provider_gemma.arguments({name: _number(value) for name, value in merged.items() if name != "transformer"}, path)
+    _check_class(target, path)
     for name in UNSUPPORTED:
         # With muP, megatron-core writes the scale that it has computed.
         if merged.get(name) and not (name == "softmax_scale" and merged.get("use_mup")):
@@ -117,7 +121,7 @@ def _check_class(target: str, path: str) -> None:
     if not _FAMILIES.search(name) or _OTHERS.search(name):
         raise BadData(
             f"{path}: the model is a {target or 'class without a name'}, not one of "
-            "GPT, gpt-oss, Llama, Mistral, Mixtral, Qwen, DeepSeek, Kimi and GLM",
+            "GPT, gpt-oss, Llama, Mistral, Mixtral, Qwen, DeepSeek, Kimi, GLM, Gemma 2 and Gemma 3",
             "export it to Hugging Face with the program that wrote it",
         )
 

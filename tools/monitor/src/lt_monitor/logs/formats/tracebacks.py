@@ -26,7 +26,7 @@ MAXIMUM_MARGIN_BYTES = 400
 _COLOUR = regex(rb"\x1b\[[0-?]{0,64}[ -/]{0,8}[@-~]")
 _GROUP = b"+ Exception Group "
 # IPython's heading: the exception's class, padded to the heading.
-_NOTEBOOK = regex(rb"[A-Za-z_]\w{0,80} {2,80}$")
+_NOTEBOOK = regex(rb"(?:^|(?<=\s))[A-Z]\w{0,80}[a-z]\w{0,80} {2,80}$")
 _BOX = regex("(?P<corner>╭|┌|\\+)(?:─|-){2,200} ?$".encode())
 _SIDES = (b"|", "│".encode())
 _BOTTOMS = (b"+-", "╰".encode(), "└".encode())
@@ -125,8 +125,8 @@ def _is_exception(name: bytes, is_adjacent: bool, is_box: bool) -> bool:
 def _margin(margin: bytes) -> tuple[bytes, bool]:
     """Return the margin of the traceback's lines, and whether rich drew a box around them."""
     margin = _COLOUR.sub(b"", margin)
-    if _NOTEBOOK.match(margin) is not None:
-        return b"", False
+    if (notebook := _NOTEBOOK.search(margin)) is not None:
+        return margin[: notebook.start()], False
     if margin.endswith(_GROUP):
         return margin.removesuffix(_GROUP) + b"| ", False
     box = _BOX.search(margin)

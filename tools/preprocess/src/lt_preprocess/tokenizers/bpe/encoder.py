@@ -61,7 +61,7 @@ class VocabularyTables:
 
     def __init__(self, vocabulary: Vocabulary):
         self._classes = character_classes.table(vocabulary.pattern)
-        self._merges = merges.build(vocabulary.byte_ids, vocabulary.merges)
+        self._merges = merges.build(vocabulary.byte_ids, vocabulary.merge_rows)
         self._pieces = whole_tokens.build_pieces({})
         pattern = _KERNEL_PATTERNS.get(vocabulary.pattern, vocabulary.pattern)
         self.addresses = self._addresses(pattern)

@@ -19,6 +19,8 @@ from lt_preprocess.tokenizers.vocabulary import (
     PREFIX,
     PREFIX_BEFORE_TEXT,
     PREFIX_FIRST,
+    ListedMerges,
+    MergeRows,
     Unrecognised,
     Vocabulary,
 )
@@ -96,17 +98,23 @@ def _byte_ids(ids: dict[str, int]) -> npt.NDArray[np.int32]:
 
 def _merges(
     path: Path, listed: list[Any], ids: dict[str, int], byte_ids: npt.NDArray[np.int32], cuts: bool
-) -> npt.NDArray[np.int64]:
+) -> MergeRows | ListedMerges:
     """The merges that can happen: none across words where each space begins one."""
-    rows = json_models.merges(path, listed, ids)
-    if np.isin(rows[:, :2], byte_ids[byte_ids != _NO_BYTE]).any():
-        raise Unrecognised("it merges bytes")
-    if len(rows) > _MOST_MERGES:
+    if len(listed) > _MOST_MERGES:
         raise Unrecognised("it has too many merges for the compiled encoder")
-    if not cuts:
-        return rows
-    across = [number for token, number in ids.items() if SPACE in token[1:]]
-    return rows[~np.isin(rows[:, 3], across)]
+
+    def look_up() -> MergeRows:
+        rows = json_models.merges(path, listed, ids)
+        if np.isin(rows[:, :2], byte_ids[byte_ids != _NO_BYTE]).any():
+            raise Unrecognised("it merges bytes")
+        if not cuts:
+            return rows
+        across = [number for token, number in ids.items() if SPACE in token[1:]]
+        return rows[~np.isin(rows[:, 3], across)]
+
+    # A byte that merges is part of a longer token.
+    may_merge_bytes = any(len(token) > len("<0x00>") and "<0x" in token for token in ids)
+    return look_up() if may_merge_bytes else ListedMerges(look_up)
 
 
 def _strips_prefix(decoder: dict[str, Any] | None) -> bool:

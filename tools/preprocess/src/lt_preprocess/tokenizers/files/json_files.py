@@ -59,14 +59,13 @@ def _read_quickly(path: Path) -> dict[str, Any] | None:
 
 def _count_strings(value: Any) -> int:
     """Count the strings in a JSON value, the names in its objects included."""
-    if isinstance(value, str):
-        return 1
     if isinstance(value, dict):
         if set(map(type, value.values())) == {int}:
             return len(value)
-        return len(value) + sum(_count_strings(part) for part in value.values() if type(part) is not int)
+        strings = sum(type(part) is str for part in value.values())
+        return len(value) + strings + sum(_count_strings(part) for part in value.values() if type(part) in (dict, list))
     if not isinstance(value, list):
-        return 0
+        return int(isinstance(value, str))
     kinds = set(map(type, value))
     if kinds == {str}:
         return len(value)

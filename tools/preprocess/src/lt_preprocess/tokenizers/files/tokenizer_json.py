@@ -11,9 +11,11 @@ from typing import Any
 
 from lt_preprocess.tokenizers import split_patterns
 from lt_preprocess.tokenizers.files import byte_fallback, directories, gpt2_files, json_files, json_models
-from lt_preprocess.tokenizers.vocabulary import Unrecognised, Vocabulary, token_bytes
+from lt_preprocess.tokenizers.vocabulary import ListedMerges, MergeRows, Unrecognised, Vocabulary, token_bytes
 from lt_shared.tokenizers.byte_symbols import BYTE_OF_SYMBOL
 from lt_shared.tokenizers.tokenizer_files import TokenizerFiles
+
+_MANY_MERGES = 100_000
 
 
 def read(files: TokenizerFiles) -> Vocabulary:
@@ -46,7 +48,7 @@ def _read(path: Path, content: dict[str, Any], eos_token: str | None) -> Vocabul
     return Vocabulary(
         code,
         gpt2_files.byte_ids(ids),
-        json_models.merges(path, model["merges"], ids),
+        _merges(path, model["merges"], ids),
         whole_pieces={tokens[number]: number for number in ids.values() if len(tokens[number]) > 1} if _whole(model) else {},
         vocab_size=max(numbers.values()) + 1,
         eod=json_models.end_of_document_id(path, numbers, {token.content for token in added if token.is_special}, eos_token),
@@ -55,6 +57,12 @@ def _read(path: Path, content: dict[str, Any], eos_token: str | None) -> Vocabul
         added_tokens=tuple(added),
         is_nfc=_is_nfc(content.get("normalizer")),
     )
+
+
+def _merges(path: Path, listed: list[Any], ids: dict[str, int]) -> MergeRows | ListedMerges:
+    if len(listed) < _MANY_MERGES:
+        return json_models.merges(path, listed, ids)
+    return ListedMerges(lambda: json_models.merges(path, listed, ids))
 
 
 def _whole(model: dict[str, Any]) -> bool:

@@ -122,7 +122,7 @@ def _build_from_merges(vocabulary: Vocabulary) -> Tables:
     texts = [""] * len(ids)
     for number, token in vocabulary.tokens.items():
         texts[number] = token.decode()
-    rows = vocabulary.merges
+    rows = vocabulary.merge_rows
     numbered = np.column_stack([rows[:, :2], np.arange(len(rows))])
     merged_texts = [texts[number] for number in np.unique(rows[:, 3]).tolist()]
     ranks, results = rows[:, 2].astype(np.int32), rows[:, 3].astype(np.int32)
