@@ -109,6 +109,8 @@ _TPU = regex(
     rb"Accelerator device halted prematurely|TPU slice (?:has )?failed|[Tt]he TPU is already in use|TPU initialization failed"
     rb"|Failed to (?:initialize|open) (?:TPU|libtpu)|Unable to initialize backend 'tpu'|TPU.{0,40}health check failed"
 )
+# A device that failed, although the words around it are those of a task that has gone.
+_TPU_FAILED = regex(rb"TPU slice (?:has )?failed|Accelerator device halted")
 _TPU_IN_USE = regex(rb"already in use|TPU initialization failed: open\(/dev/accel")
 
 
@@ -151,7 +153,7 @@ def ascend(line: Line) -> Record | None:
 def coordination(line: Line) -> Record | None:
     """Parse a JAX task that lost its connection to the other tasks."""
     match = _COORDINATION.search(line.text)
-    if match is not None and _TPU.search(line.text) is not None:
+    if match is not None and _TPU_FAILED.search(line.text) is not None:
         return None
     if match is None or _COORDINATION_LINE.search(line.text) is None or is_warning(line, match.start()):
         return None

@@ -206,9 +206,6 @@ def raised(line: Line, name: bytes, begin: int, message: int | None = None) -> R
     if (code := _SHELL_CODE.search(line.text, begin)) is not None:
         return ended(line, int(code["code"]))
     class_name = name.decode()
-    if _CAUGHT_IN_WORKER.search(line.text, begin) is not None:
-        # The worker's own exception follows.
-        return fault(line, "traceback", "unknown", "critical", message, exception=class_name)
     if name.endswith(b"ResourceExhaustedError"):
         return fault(line, "out-of-memory", "root", "critical", message)
     if message is not None and _WANDB_SETUP.match(name) is not None:
@@ -224,6 +221,9 @@ def raised(line: Line, name: bytes, begin: int, message: int | None = None) -> R
         return fault(line, "nan", "root", "critical", message, exception=class_name)
     if _OF_NETWORK.search(name) is not None or _NETWORK.search(line.text, begin) is not None:
         return fault(line, "network", "root", "critical", message, exception=class_name)
+    if _CAUGHT_IN_WORKER.search(line.text, begin) is not None:
+        # The worker's own exception follows.
+        return fault(line, "traceback", "unknown", "critical", message, exception=class_name)
     is_gone = _GONE.search(line.text, begin) is not None
     return fault(line, "traceback", "cascade" if is_gone else "root", "critical", message, exception=class_name)
 

@@ -23,10 +23,9 @@ from lt_monitor.logs.trainers import (
     nanotron,
     nemo,
     neuronx,
-    olmo,
     torchtitan,
 )
-from lt_monitor.logs.trainers.table import TUNING_PARSERS
+from lt_monitor.logs.trainers.table import OTHER_EVENTS, TUNING_PARSERS
 
 PARSERS: tuple[tuple[Parser, tuple[bytes, ...]], ...] = (
     (megatron.step, (b"elapsed time per iteration", b"elapsed_time_per_iteration", b"lm loss:", b"number of nan iterations")),
@@ -66,18 +65,7 @@ PARSERS: tuple[tuple[Parser, tuple[bytes, ...]], ...] = (
     (torchtitan.checkpoint, (b"ing the checkpoint", b"Last step checkpoint")),
     (deepspeed.overflow, (b"OVERFLOW! Rank ",)),
     (deepspeed.ending, (b"exits successfully",)),
-    (maxtext.evaluation, (b"eval metrics after step: ",)),
-    (
-        maxtext.checkpoint,
-        (b"checkpoint save for step ", b" a checkpoint at step ", b"Save Finalize is done", b"run's directory step "),
-    ),
-    (maxtext.parameters, (b"number parameters: ",)),
-    (levanter.evaluation, (b"validation loss: ", b" eval loss: ")),
-    (levanter.checkpoint, (b"checkpoint at step ",)),
-    (composer.evaluation, (b" Eval metrics/", b" Eval loss/eval")),
-    (olmo.evaluation, (b"/CrossEntropyLoss=", b"/CE loss=")),
-    (olmo.checkpoint, (b"checkpoint for step ", b"Checkpoint for step ", b"Checkpoint saved to ", b"Loading checkpoint from ")),
-    (olmo.ending, (b"Training complete",)),
+    *OTHER_EVENTS,
     (megatron.documents, (b" documents (",)),
     (megatron.progress, (b"\t# GPUs: ",)),
     (megatron.lifecycle, (b"] datetime: ", b"exiting program ", b"ended by ", b"time to initialize megatron")),

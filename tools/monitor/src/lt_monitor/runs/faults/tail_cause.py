@@ -15,6 +15,7 @@ from lt_monitor.events.records import MESSAGE_CHARACTERS, Record
 from lt_monitor.events.steps import epoch_seconds
 from lt_monitor.logs import log_files
 from lt_monitor.logs.formats import xids
+from lt_monitor.logs.lines import Line
 from lt_monitor.logs.log_tail import LogTail
 from lt_monitor.runs.faults import log_endings
 from lt_monitor.runs.faults.advice import ADVICE, Action, advice
@@ -258,8 +259,15 @@ def _continued(tail: LogTail, message: str, offset: int) -> str:
     """Add the next line to a message that ends in a colon, because the words of a panic stand there."""
     if not message.endswith(":"):
         return message
-    following = tail.context(offset, offset + log_endings.CONTEXT_BYTES).lstrip(b"\n").split(b"\n", 2)[1:2]
-    words = following[0].decode(errors="replace").strip() if following else ""
+    # The lines before show the labels of the next line.
+    text = tail.context(offset - log_endings.CONTEXT_BYTES, offset + log_endings.CONTEXT_BYTES)
+    begin = text.rfind(message.encode())
+    if begin < 0:
+        return message
+    label, _, following = text[text.rfind(b"\n", 0, begin) + 1 :].partition(message.encode())
+    line = Line(following.removeprefix(b"\n").partition(b"\n")[0], 0)
+    same_label = re.compile(re.sub(rb"\d+", rb"\\d+", re.escape(label))).match(line.text) if label else None
+    words = line.decode(max(line.body, same_label.end() if same_label is not None else 0)).strip()
     return f"{message} {words}"[:MESSAGE_CHARACTERS] if words else message
 
 
