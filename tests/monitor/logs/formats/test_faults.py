@@ -66,6 +66,23 @@ def test_what_a_watchdog_says_behind_an_error_or_a_time_out(line: str) -> None:
         ("ValueError: Error training x: Failed Reason: AlgorithmError: Exit Code: 139", [("killed", "unknown")]),
         ("CalledProcessError: Command 'x' returned non-zero exit status 137.", [("killed", "unknown")]),
         ("CalledProcessError: Command 'x' returned non-zero exit status 2.", [("traceback", "cascade")]),
+        # vllm-ascend#486: what Ascend's own error says counts
+        ("RuntimeError: InnerRunOpApi OPS function error: HcclAllreduce, error code is 6", [("traceback", "cascade")]),
+        # cbio-cluster#188, t5x#1253, skypilot#1500
+        ("job preempted (node failure)", [("node-failure", "root")]),
+        ("XlaRuntimeError: RESOURCE_EXHAUSTED: x: Ran out of memory in memory space hbm. Used 1G", [("out-of-memory", "root")]),
+        ("I 12-10 controller.py:118] Cluster is preempted (status: INIT). Recovering...", [("preemption", "root")]),
+        ("I 12-10 controller.py:118] Check whether the cluster is preempted.", []),
+        # TextSnake.pytorch#33: the reason is at the end of the traceback
+        ("RuntimeError: Traceback (most recent call last):", []),
+        # jax#23599
+        ("F client.h:77] Terminating process because the JAX distributed service detected", []),
+        (
+            "2024-10-09 15:47:38: F client.h:77] Terminating process because the JAX distributed service detected fatal errors.",
+            [("rendezvous", "unknown")],
+        ),
+        ("*** SIGABRT received at time=1728488858 on cpu 14 ***", [("killed", "cascade")]),
+        ("*** SIGSEGV received at time=1728488858 on cpu 14 ***", [("killed", "root")]),
         # ParlAI#3084
         ("  what():  NCCL error: internal error", [("nccl-error", "unknown")]),
         # nccl-tests#166

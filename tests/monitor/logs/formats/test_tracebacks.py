@@ -87,6 +87,11 @@ ENDINGS = {
     "only its end": ('  File "/x.py", line 3, in f\n    g()\nstages.errors.StageFailed: c\n', "stages.errors.StageFailed: c"),
     "two ranks at once": (_of_two_ranks(), "Boom: no data"),
     "a node and an arrow": (_behind("2026-01-09 17:40:26.0#4 master-0 >> "), "Boom: no data"),
+    "a loader's worker": (
+        f"{FRAMES}FileNotFoundError: Caught FileNotFoundError in DataLoader worker process 2.\nOriginal {FRAMES}"
+        "FileNotFoundError: [Errno 2] No such file or directory: 'a.png'\n",
+        "[Errno 2]",
+    ),
     "a notebook": (NOTEBOOK, "DataMissing: no data"),
     "a notebook and a task": (_behind("3: ", NOTEBOOK), "DataMissing: no data"),
     "a clock": (_behind("[12:00:#0] "), "Boom: no data"),

@@ -8,7 +8,7 @@ from lt_monitor.runs.faults.advice import ADVICE
 
 MAXIMUM_LOGS_OF_A_REPOSITORY = 8
 # Percent right; raise them as the figures rise, and never lower them.
-LOWEST = {"development": {"causes": 98.0, "decisions": 99.5}, "test": {"causes": 92.0, "decisions": 97.0}}
+LOWEST = {"development": {"causes": 98.0, "decisions": 99.5}, "test": {"causes": 97.0, "decisions": 99.0}}
 
 
 @pytest.mark.parametrize("part", ["development", "test"])

@@ -221,7 +221,10 @@ def test_a_loss_that_is_no_number(tool: Tool, tmp_path: Path) -> None:
         cause, code = cause_of(tool, tmp_path, text)
         assert (cause["fault"], code) == ("nan", 78)
 
-    # PaddleNLP#9693 and LlamaFactory#2916.
+    # OpenNMT-py#1072, PaddleNLP#9693 and LlamaFactory#2916.
+    text = "".join(f"[INFO] Step 55{step}0/50000; acc:   0.19; ppl:   nan; xent:  nan; lr: 0.00070\n" for step in range(5))
+    found, code = cause_of(tool, tmp_path, text)
+    assert (found["fault"], code) == ("nan", 78)
     for line in ("loss: nan, learning_rate: 1e-05, global_step: {}0\n", "{{'loss': 0.0, 'grad_norm': nan, 'epoch': 0.0{}}}\n"):
         found, code = cause_of(tool, tmp_path, "".join(map(line.format, range(1, 6))))
         assert (found["fault"], code) == ("nan", 78)

@@ -153,7 +153,9 @@ def coordination(line: Line) -> Record | None:
     match = _COORDINATION.search(line.text)
     if match is None or _COORDINATION_LINE.search(line.text) is None or is_warning(line, match.start()):
         return None
-    return fault(line, "rendezvous", "cascade", "critical")
+    # This process ends itself, by SIGABRT, and says no other reason.
+    cause = "unknown" if b"Terminating process because" in line.text else "cascade"
+    return fault(line, "rendezvous", cause, "critical")
 
 
 def tpu(line: Line) -> Record | None:

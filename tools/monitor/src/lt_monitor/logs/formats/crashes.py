@@ -116,7 +116,9 @@ def _crash_at(line: Line, begin: int) -> Record | None:
         return fault(line, "killed", "root", "critical", begin, signal=6)
     if (match := _HANDLED.search(body)) is not None:
         name = match["absl"].decode() if match["absl"] else "SEGV" if match["torch"] else "ABRT"
-        return fault(line, "killed", "root", "critical", begin, signal=int(signal.Signals["SIG" + name]))
+        # A program that aborts itself has said why.
+        cause = "cascade" if name == "ABRT" else "root"
+        return fault(line, "killed", cause, "critical", begin, signal=int(signal.Signals["SIG" + name]))
     if (match := _SIGNAL.search(body)) is not None:
         return fault(line, "killed", "unknown", "critical", begin, signal=_SIGNALS[match["name"]])
     if _INSTALLATION.match(body) is not None:

@@ -22,6 +22,7 @@ _REASONS = {
 _NODE_FAILURE = regex(
     rb"(?:srun|salloc|sbatch): (?:error: )?Node failure on (?P<node>\S{1,255})"
     rb"|(?:job_id|JobId)=\S{1,40} on failed node (?P<failed>\S{1,255})|\bNODE_FAIL\b|DUE TO NODE FAILURE"
+    rb"|job preempted \(node failure\)"
     rb"|error: Nodes (?P<silent>\S{1,255}) not responding, setting DOWN"
 )
 _NODE_LIST = regex(rb"(?:NodeList|BatchHost|FailedNode)=(?P<node>[A-Za-z][\w.-]{0,252})\b(?!\[|,)")

@@ -43,7 +43,8 @@ _PORT = regex(
 )
 # A step line of any trainer in which the first loss is NaN.
 _NAN_STEP = regex(
-    rb"\b(?:step|iter|iteration|batch)\b[^\w\n]{0,4}\d{1,12}\b(?:(?!loss)[^\n]){0,200}?\b(?:lm_|train_)?loss\b[^\w\n]{1,4}nan\b"
+    rb"\b(?:step|iter|iteration|batch)\b[^\w\n]{0,4}\d{1,12}\b(?:(?!loss)[^\n]){0,200}?"
+    rb"\b(?:(?:lm_|train_)?loss|ppl|xent)\b[^\w\n]{1,6}nan\b"
     rb"|\b(?:lm_|train_)?loss\b[^\w\n]{1,4}nan\b[^\n]{0,200}?\b(?:global_|current_)?(?:step|iter)\b[^\w\n]{1,4}\d",
     re.IGNORECASE,
 )

@@ -141,6 +141,7 @@ MACHINE_PARSERS: tuple[tuple[Parser, tuple[bytes, ...]], ...] = (
         notices.preemption,
         (b"been interrupted", b"been reclaimed", b"was interrupted", b"being preempted", b"being terminated", b"got preempted"),
     ),
+    (notices.preemption, (b" is preempted",)),
     (notices.preemption, (b'Preempt"', b": Preempt", b"reemption notice", b"PreemptScheduled", b"SpotInstanceTermination")),
     (notices.preemption, (b"ON_HOST_MAINTENANCE", b"worker preempted", b"TPU preempted", b" VM preempted")),
     (notices.preemption, (b"preemption_notifier", b"node shutdown", b"NodeShutdown", b"PREEMPTED")),

@@ -16,7 +16,7 @@ _OUT_OF_MEMORY = regex(
     rb"|RESOURCE_EXHAUSTED: (?:XLA:|Out of memory|[Ff]ailed to allocate|Error allocating|Attempting to (?:allocate|reserve))"
     rb"|(?:Resource exhausted|RESOURCE_EXHAUSTED): (?:Out of memory|From /job:)|Out of memory error on GPU \d"
     rb"|CUDA_ERROR_OUT_OF_MEMORY|cudaErrorMemoryAllocation|Cuda failure \d{0,3} ?'out of memory'"
-    rb"|OOM when allocating tensor|NRT_RESOURCE\b"
+    rb"|OOM when allocating tensor|NRT_RESOURCE\b|Ran out of memory in memory space"
 )
 _GPU = regex(rb"\bGPU (?P<gpu>\d{1,4})\b")
 _SIZES = regex(rb"Tried to allocate (?P<size>[\d.]{1,12}) (?P<unit>[KMGT]iB)")

@@ -19,10 +19,10 @@ _PREEMPTION = regex(
     rb"|the )?[Pp]reemption notice|[Ss]pot instance .{0,40}(?:interruption|termination|preemption) notice"
     rb"|PreemptScheduled|Server\.SpotInstanceTermination"
     rb"|preemption_notifier.{0,80}(?:SIGTERM caught|[Pp]reempt)|imminent node shutdown|NodeShutdown\b|Pod was preempted"
-    rb"|(?:VM|TPU|node|[Ww]orker|[Jj]ob)(?: \S{1,80})? (?:was|has been|is being|got) preempted|\bPREEMPTED\b"
+    rb"|(?:VM|TPU|node|[Ww]orker|[Jj]ob|[Cc]luster)(?: \S{1,80})? (?:is|was|has been|is being|got) preempted|\bPREEMPTED\b"
     rb"|\b(?:TPU|VM)(?: [\w./-]{1,80}){0,2} preempted\b|\bTERMINATE_ON_HOST_MAINTENANCE\b(?! *[=:])"
 )
-_MAY = regex(rb"\bif |\bwhen |\bin case|\bmay\b|--|#", re.IGNORECASE)
+_MAY = regex(rb"\bif |\bwhether |\bwhen |\bin case|\bmay\b|--|#", re.IGNORECASE)
 _NAMES = {name.encode(): number for name, number in (("TERM", 15), ("INT", 2), ("HUP", 1), ("USR1", 10), ("USR2", 12))}
 _SIGNAL = regex(
     rb"[Rr]eceived (?:Signals\.SIG(?P<elastic>TERM|INT|HUP|USR1|USR2)|(?P<number>1|2|10|12|15)) death signal"

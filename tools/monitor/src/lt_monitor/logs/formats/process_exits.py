@@ -29,6 +29,8 @@ _GONE = regex(
     rb"|ProcessRaisedException|RayTaskError|CalledProcessError"
     rb"|[Ww]orker \(pid(?:\(s\))? [\d, ]{1,200}\) exited unexpectedly|ActorDiedError|NodeDiedError|LocalRayletDiedError"
     rb"|WorkerCrashedError|OwnerDiedError"
+    # The original traceback follows.
+    rb"|function error: Hccl\w|Caught \w{1,60} in (?:DataLoader worker process|replica) \d"
     rb"|RayActorError|One or more (?:workers|processes)|TrainingFailedError|Pin memory thread exited"
 )
 _DISK_FULL = regex(
@@ -179,7 +181,10 @@ _ASKED = frozenset({signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGIN
 def exception(line: Line) -> Record | None:
     """Parse the last line of a traceback."""
     match = _EXCEPTION.match(line.text, line.body) or _UNCAUGHT.search(line.text)
-    return None if match is None else raised(line, match["name"], match.start())
+    # An exception that quotes a traceback has its reason at the end of the traceback.
+    if match is None or line.text.startswith(b"Traceback (most recent call last)", match.end()):
+        return None
+    return raised(line, match["name"], match.start())
 
 
 def raised(line: Line, name: bytes, begin: int, message: int | None = None) -> Record | None:

@@ -163,7 +163,17 @@ PARSERS: tuple[tuple[Parser, tuple[bytes, ...]], ...] = (
     *((memory.memory, words) for words in memory.KILLERS),
     (jobs.cancellation, (b" CANCELLED",)),
     (jobs.tasks, (b"srun: error: ", b"srun: Job step aborted", b"srun: Force Terminat", b"srun: terminat")),
-    (jobs.node_failure, (b"Node failure on ", b"on failed node ", b"NODE_FAIL", b"TO NODE FAILURE", b" not responding, setting")),
+    (
+        jobs.node_failure,
+        (
+            b"Node failure on ",
+            b"on failed node ",
+            b"NODE_FAIL",
+            b"TO NODE FAILURE",
+            b"(node failure)",
+            b" not responding, setting",
+        ),
+    ),
     (
         jobs.limit,
         (b"PBS: job killed", b"TERM_RUNLIMIT", b"LSF run time limit", b": job killed by ", b"TERM_PREEMPT", b"TERM_CPULIMIT"),

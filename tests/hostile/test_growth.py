@@ -1,0 +1,236 @@
+"""Each reader's cost grows with its input and not with the square: n, 2n and 4n of the worst ordinary input of a stranger.
+
+CPU seconds and peak memory of a process of its own. Linear growth costs twice as much more from 2n to 4n as from n to 2n,
+quadratic growth four times; at most three times is allowed. Less than 0.3 s or 40 MiB between n and 4n is no growth.
+"""
+
+import dataclasses
+import json
+import pickle
+import struct
+import subprocess
+import sys
+import sysconfig
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+TOKENIZER = Path(__file__).parents[1] / "demo" / "tokenizer"
+SCRIPTS = Path(sysconfig.get_path("scripts"))
+# Linux counts the memory of the process that starts another one as that one's: a small process starts it.
+MEASURE = """
+import os, sys
+pid = os.posix_spawn(sys.argv[1], sys.argv[1:], os.environ)
+_, status, usage = os.wait4(pid, 0)
+print(os.waitstatus_to_exitcode(status), usage.ru_utime + usage.ru_stime, usage.ru_maxrss // 1024, file=open("usage", "w"))
+"""
+NOISE_SECONDS, NOISE_MIB = 0.3, 40
+MOST_GROWTH = 3.0
+TRIES = 3
+TRACEBACK = (
+    "Traceback (most recent call last):\n  File \"/a/train.py\", line 3, in <module>\n    main()\n"
+    "RuntimeError: CUDA error: an illegal memory access was encountered\n"
+)  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True)
+class Reader:
+    """`write` makes an input of size n in a directory, and returns the command line that reads it."""
+
+    name: str
+    size: int
+    write: Callable[[Path, int], str]
+
+    def __str__(self) -> str:
+        return self.name
+
+
+def step(number: int) -> str:
+    return (
+        f" [2026-11-28 10:{number // 60 % 60:02d}:{number % 60:02d}] iteration {number:8d}/ 1000000 |"
+        f" elapsed time per iteration (ms): 100.0 | lm loss: 5.0{number % 100000:05d}E+00 | grad norm: 1.000 |\n"
+    )
+
+
+def of_log(command: str, content: Callable[[int], str]) -> Callable[[Path, int], str]:
+    def write(directory: Path, size: int) -> str:
+        (directory / "run.log").write_text(content(size))
+        return f"lt-monitor {command} run.log"
+
+    return write
+
+
+def attempts(size: int) -> str:
+    return "".join("".join(map(step, range(3 * attempt, 3 * attempt + 3))) + TRACEBACK for attempt in range(size))
+
+
+def fault_of_addresses(size: int) -> str:
+    record = {"v": 1, "kind": "fault", "fault": "traceback", "severity": "critical", "cause": "root", "message": "://a:" * size}
+    return json.dumps(record) + "\n"
+
+
+def faults_of_ranks(size: int) -> str:
+    return "".join(
+        f"[rank{n}]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate {n} MiB. GPU 0\n" for n in range(size)
+    )
+
+
+def chained_tracebacks(size: int) -> str:
+    return f"{TRACEBACK}\nDuring handling of the above exception, another exception occurred:\n\n" * size + TRACEBACK
+
+
+def long_numbers(size: int) -> str:
+    return f" iteration {'1' * size}/ 5 | lm loss: {'9' * size} |\n"
+
+
+def variables(size: int) -> str:
+    return "".join(f"A{n + 1}=${{A{n}}}x\n" for n in range(size))
+
+
+def keys_of_a_line(size: int) -> str:
+    return json.dumps({f"k{n}": n for n in range(size)} | {"text": "a"}) + "\n"
+
+
+def labels(size: int) -> str:
+    return "".join(label * size + "x\n" for label in ("[rank0]: ", "0: ", "node1 | ", "[", "(a:"))
+
+
+def flight_recordings(directory: Path, size: int) -> str:
+    group = {"0": {"name": "0", "desc": "default_pg", "ranks": str(list(range(size)))}}
+    for rank in range(size):
+        entries = [
+            {
+                "record_id": n, "pg_id": 0, "process_group": ("0", "default_pg"), "collective_seq_id": n, "p2p_seq_id": 0,
+                "op_id": n,
+                "profiling_name": "nccl:all_reduce", "time_created_ns": n, "input_sizes": [[4]], "output_sizes": [[4]],
+                "input_dtypes": ["Float"], "output_dtypes": ["Float"], "state": "scheduled" if n == 9 else "completed",
+                "time_discovered_started_ns": 1, "time_discovered_completed_ns": None, "retired": False, "timeout_ms": 600000,
+                "is_p2p": False, "frames": [],
+            }
+            for n in range(10 - (rank == 5))
+        ]  # fmt: skip
+        content = pickle.dumps({"version": "2.4", "pg_config": group, "pg_status": {}, "entries": entries})
+        (directory / f"nccl_trace_rank_{rank}").write_bytes(content)
+    return "lt-monitor stuck ."
+
+
+def many_tensors(directory: Path, size: int) -> str:
+    header = {f"layers.{n}.weight": {"dtype": "F32", "shape": [1], "data_offsets": [4 * n, 4 * n + 4]} for n in range(size)}
+    encoded = json.dumps(header).encode()
+    (directory / "hf").mkdir()
+    (directory / "hf/model.safetensors").write_bytes(struct.pack("<Q", len(encoded)) + encoded + bytes(4 * size))
+    config = {"model_type": "llama", "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 8}
+    config |= {"vocab_size": 10, "rms_norm_eps": 1e-6, "max_position_embeddings": 8, "tie_word_embeddings": False}
+    (directory / "hf/config.json").write_text(json.dumps(config))
+    return "lt-convert hf --to megatron-dist -o out"
+
+
+def large_pickle(directory: Path, size: int) -> str:
+    place = directory / "legacy/release/mp_rank_00"
+    place.mkdir(parents=True)
+    (directory / "legacy/latest_checkpointed_iteration.txt").write_text("release")
+    with zipfile.ZipFile(place / "model_optim_rng.pt", "w") as archive:
+        archive.writestr("archive/data.pkl", pickle.dumps({f"k{n}": [n, {"a": (n,)}] for n in range(size)}, 2))
+        archive.writestr("archive/version", "3")
+    return "lt-convert legacy --to hf -o out"
+
+
+def of_corpus(content: Callable[[int], str], options: str = "") -> Callable[[Path, int], str]:
+    def write(directory: Path, size: int) -> str:
+        (directory / "a.jsonl").write_text(content(size))
+        return f"lt-preprocess a.jsonl --tokenizer {TOKENIZER} --workers 1 -o out {options}"
+
+    return write
+
+
+def many_files(directory: Path, size: int) -> str:
+    (directory / "texts").mkdir()
+    for number in range(size):
+        (directory / f"texts/{number}.jsonl").write_text('{"text": "a"}\n')
+    return f"lt-preprocess texts --tokenizer {TOKENIZER} --workers 1 -o out"
+
+
+def large_vocabulary(directory: Path, size: int) -> str:
+    (directory / "tokenizer").mkdir()
+    vocabulary = json.loads((TOKENIZER / "vocab.json").read_text())
+    vocabulary |= {f"zz{n}": len(vocabulary) + n for n in range(size)}
+    (directory / "tokenizer/vocab.json").write_text(json.dumps(vocabulary))
+    (directory / "tokenizer/merges.txt").write_bytes((TOKENIZER / "merges.txt").read_bytes())
+    (directory / "a.jsonl").write_text('{"text": "abc"}\n')
+    return "lt-preprocess a.jsonl --tokenizer tokenizer --workers 1 -o out"
+
+
+def of_configuration(name: str, content: Callable[[int], str]) -> Callable[[Path, int], str]:
+    def write(directory: Path, size: int) -> str:
+        (directory / name).write_text(content(size))
+        return f"lt-train import {name}"
+
+    return write
+
+
+READERS = (
+    Reader("steps", 8_000, of_log("scrape", lambda size: "".join(map(step, range(size))))),
+    Reader("attempts in a summary", 1_000, of_log("summarize", attempts)),
+    Reader("attempts in alerts", 1_000, of_log("alert --state state", attempts)),
+    Reader("attempts in metrics", 1_000, of_log("prom -o out.prom", attempts)),
+    Reader("secrets of addresses", 40_000, of_log("scrape", fault_of_addresses)),
+    Reader("secrets of names", 40_000, of_log("scrape", lambda size: "RuntimeError: " + "password=a " * size + "\n")),
+    Reader("a line", 2_000_000, of_log("tail-cause", lambda size: "ValueError: " + "x y " * size + "\n")),
+    Reader("chained tracebacks", 2_000, of_log("tail-cause", chained_tracebacks)),
+    Reader("faults of ranks", 2_000, of_log("scrape", faults_of_ranks)),
+    Reader("labels", 30_000, of_log("scrape", labels)),
+    Reader("a number", 500_000, of_log("scrape", long_numbers)),
+    Reader("flight recordings", 100, flight_recordings),
+    Reader("names of tensors", 10_000, many_tensors),
+    Reader("objects of a pickle", 15_000, large_pickle),
+    Reader("words of a document", 400_000, of_corpus(lambda size: json.dumps({"text": "ab " * size}) + "\n")),
+    Reader("a word", 1_000_000, of_corpus(lambda size: json.dumps({"text": "a" * size}) + "\n")),
+    Reader("spaces", 250_000, of_corpus(lambda size: json.dumps({"text": " " * size}) + "\n")),
+    Reader("bad lines", 10_000, of_corpus(lambda size: "bad\n" * size + '{"text": "a"}\n', "--on-error skip")),
+    Reader("keys of a line", 50_000, of_corpus(keys_of_a_line)),
+    Reader("files", 250, many_files),
+    Reader("a vocabulary", 50_000, large_vocabulary),
+    Reader("a number of YAML", 200_000, of_configuration("a.yaml", lambda size: f"num_layers: {'1' * size}\n")),
+    Reader("keys of YAML", 1_000, of_configuration("a.yaml", lambda size: "".join(f"key{n}: {n}\n" for n in range(size)))),
+    Reader("variables of a script", 500, of_configuration("a.sh", variables)),
+)  # fmt: skip
+
+
+def make(directory: Path) -> Path:
+    directory.mkdir()
+    return directory
+
+
+def cost(reader: Reader, directory: Path, size: int) -> tuple[float, float]:
+    """CPU seconds and MiB of memory to read an input of this size."""
+    command = reader.write(make(directory), size)
+    tool, *words = command.split()
+    subprocess.run(
+        [sys.executable, "-IS", "-c", MEASURE, SCRIPTS / tool, *words],
+        cwd=directory,
+        capture_output=True,
+        check=True,
+        timeout=600,
+    )
+    code, seconds, mebibytes = (directory / "usage").read_text().split()
+    assert int(code) in (0, 1, 3, 65, 75, 78), f"ended with {code}"
+    return float(seconds), float(mebibytes)
+
+
+def growth(costs: list[float], noise: float) -> float:
+    once, twice, four_times = costs
+    return (four_times - twice) / max(twice - once, noise / 6) if four_times - once > noise else 0.0
+
+
+@pytest.mark.parametrize("reader", READERS, ids=str)
+def test_cost_grows_with_the_input(reader: Reader, tmp_path: Path) -> None:
+    if "preprocess" in reader.write(make(tmp_path / "compiled"), 10):
+        cost(reader, tmp_path / "again", 10)
+    for attempt in range(TRIES):
+        costs = [cost(reader, tmp_path / f"{attempt}-{factor}", factor * reader.size) for factor in (1, 2, 4)]
+        seconds, mebibytes = ([of_size[which] for of_size in costs] for which in (0, 1))
+        if growth(seconds, NOISE_SECONDS) < MOST_GROWTH and growth(mebibytes, NOISE_MIB) < MOST_GROWTH:
+            return
+    pytest.fail(f"{reader}: {seconds} CPU s and {mebibytes} MiB for {reader.size} times 1, 2 and 4")
