@@ -19,8 +19,8 @@ from lt_monitor.collect.command_state import CommandState
 from lt_monitor.events.alert_findings import Finding, duration, worst
 from lt_monitor.events.records import Record
 from lt_monitor.logs import log_files
-from lt_monitor.runs.faults import failure_causes
-from lt_monitor.runs.run_state import RunState
+from lt_monitor.runs.rank_faults import faults_after_step
+from lt_monitor.runs.run_state import RunState, seconds_of
 from lt_monitor.runs.state_lookup import state_for
 from lt_shared import console
 from lt_shared.console import BadData, ExitCode, IoFailure, warn
@@ -89,11 +89,17 @@ class AlertPass:
 
     def take(self, record: Record) -> None:
         state = state_for(self._runs, record)
-        if state.faults and record["kind"] in ("step", "start", "load"):
-            self._add(failure_causes.failure_findings(state))
+        if state.faults and record["kind"] in ("step", "start", "load") and self._ends_episode(state, record):
+            self._add(rules.failures(state))
         if state.take(record, self._now):
             # An episode is reported by its first record, a failure with all that followed it.
             self._add(rules.on_record(state, record, self._limits), newer=False)
+
+    def _ends_episode(self, state: RunState, record: Record) -> bool:
+        if record["kind"] != "step":
+            return True
+        after = faults_after_step(state.faults, record, seconds_of(record.get("time")), self._now)
+        return len(after) < len(state.faults)
 
     def findings(self) -> list[Finding]:
         """All findings of this pass, by run, causes before what follows from them."""

@@ -10,6 +10,7 @@ import signal
 import statistics
 from collections.abc import Callable, Iterator
 
+from lt_monitor.alerts import trend_rules
 from lt_monitor.alerts.thresholds import Thresholds
 from lt_monitor.events.alert_findings import Finding, duration
 from lt_monitor.events.escaping import counted
@@ -60,9 +61,15 @@ def on_record(state: RunState, record: Record, thresholds: Thresholds) -> Iterat
 
 def on_pass(state: RunState, snapshot: Snapshot, thresholds: Thresholds) -> Iterator[Finding]:
     """The findings that hold now, causes first."""
-    yield from failure_causes.failure_findings(state)
+    yield from failures(state)
     for rule in (_hang, _straggling, _slow_gpus, _throughput_drop, _checkpoint_stale, _checkpoint_missing):
         yield from rule(state, snapshot, thresholds)
+
+
+def failures(state: RunState) -> Iterator[Finding]:
+    """The findings about the faults since the last step, and about a restart that failed as the attempt before."""
+    yield from trend_rules.repeated_failure(state)
+    yield from failure_causes.failure_findings(state)
 
 
 def _nan(state: RunState, record: Record, thresholds: Thresholds) -> Iterator[Finding]:
@@ -345,8 +352,8 @@ def _checkpoint_missing(state: RunState, snapshot: Snapshot, thresholds: Thresho
 
 Rule = Callable[[RunState, Record, Thresholds], Iterator[Finding]]
 _BY_KIND: dict[str, tuple[Rule, ...]] = {
-    "step": (_nan, _loss_spike, _skipped_steps),
-    "note": (_note,),
+    "step": (_nan, _loss_spike, _skipped_steps, trend_rules.divergence),
+    "note": (_note, trend_rules.rank_wait),
     "job": (_job,),
     "gpu": (_gpu,),
     "neuron": (_neuron,),

@@ -15,7 +15,7 @@ from lt_monitor.collect import state_file
 from lt_monitor.collect.offsets import LogOffsets, SavedLogOffset
 from lt_monitor.collect.scrape import scrape_log
 from lt_monitor.events.records import Record
-from lt_monitor.logs import log_files, time_zone
+from lt_monitor.logs import log_files, rank_series, time_zone
 from lt_monitor.logs.deduplication import Deduplicator
 from lt_monitor.logs.parsed_block import ParsedBlock
 from lt_monitor.logs.time_zone import TimeZoneCorrection
@@ -70,14 +70,15 @@ class CommandState:
         paths = log_files.expand(self.patterns)
         if self._offsets is None:
             log_files.require_text(paths)
-        for path in paths:
+        names = rank_series.run_names(paths) if self._offsets is None else self._offsets.run_names(paths)
+        for path, run in names.items():
             clock = self._clock(path)
             if self._offsets is None or path == log_files.STANDARD_INPUT or not os.path.isfile(path):
-                for block in log_files.event_blocks(path):
+                for block in log_files.event_blocks(path, run):
                     for record in block:
                         take(clock.correct(record))
             else:
-                scrape_log(path, self._offsets, _Taker(take, clock))
+                scrape_log(path, run, self._offsets, _Taker(take, clock))
         if len(self.runs) >= MAXIMUM_RUNS:
             warn(f"{len(self.runs):,} runs: of more, the oldest are forgotten; name fewer logs, or use a state for each project")
 

@@ -9,12 +9,13 @@ The state includes the state of the parser and the deduplicator, so the result d
 import dataclasses
 import hashlib
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import IO, Self
 
 from lt_monitor.collect import state_file
 from lt_monitor.collect.generations import is_rotated, originals
 from lt_monitor.events.records import Record
+from lt_monitor.logs import rank_series
 
 HEAD_BYTES = 1024
 TAIL_BYTES = 256
@@ -36,6 +37,7 @@ class LogOffset:
     tail: bytes = b""
     parser: Record | None = None
     deduplicator: Record | None = None
+    run: str | None = None
 
     @classmethod
     def at_start(cls, path: str, status: os.stat_result) -> Self:
@@ -58,12 +60,16 @@ class LogOffset:
             tail_sha256=hashlib.sha256(self.tail).hexdigest(),
             parser=self.parser,
             merger=self.deduplicator,
+            run=self.run,
         )
 
 
 @dataclasses.dataclass(frozen=True)
 class SavedLogOffset:
-    """A LogOffset in the state file. The fields are the JSON keys; `merger` is the state of the deduplicator."""
+    """A LogOffset in the state file. The fields are the JSON keys; `merger` is the state of the deduplicator.
+
+    `run` is the name of the run that the log's events had, None if it had none.
+    """
 
     path: str
     inode: int
@@ -74,6 +80,7 @@ class SavedLogOffset:
     tail_sha256: str
     parser: Record | None
     merger: Record | None
+    run: str | None = None
 
     def is_unchanged(self, status: os.stat_result) -> bool:
         return (self.inode, self.size_bytes, self.mtime_ns) == (status.st_ino, status.st_size, status.st_mtime_ns)
@@ -91,7 +98,7 @@ class SavedLogOffset:
             return None
         log_offset = LogOffset.at_start(path, os.fstat(log.fileno()))
         return dataclasses.replace(
-            log_offset, offset=self.offset, head=head, tail=tail, parser=self.parser, deduplicator=self.merger
+            log_offset, offset=self.offset, head=head, tail=tail, parser=self.parser, deduplicator=self.merger, run=self.run
         )
 
 
@@ -130,6 +137,17 @@ class LogOffsets:
         """Encode `saved` as a state file. `new` is not included; see `settled`."""
         logs = [vars(log_offset) for _, log_offset in sorted(self.saved.items())]
         return state_file.content("scrape-state", {"output": self.output, "logs": logs})
+
+    def run_names(self, paths: Sequence[str]) -> dict[str, str]:
+        """Return the name of each log's run, which a log keeps once it had events. An unchanged log is not opened."""
+        settled_names, idle = {}, set()
+        for path in paths:
+            saved = self.saved.get(os.path.abspath(path))
+            if saved is not None and saved.run is not None:
+                settled_names[path] = saved.run
+            elif saved is not None and os.path.isfile(path) and saved.is_unchanged(os.stat(path)):
+                idle.add(path)
+        return rank_series.run_names(paths, settled_names, idle)
 
     def find(self, path: str, log: IO[bytes]) -> LogOffset:
         """Return where to continue in the open log `path`: at the beginning if it was never read or was replaced."""

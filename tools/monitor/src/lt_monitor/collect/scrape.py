@@ -16,7 +16,7 @@ from lt_monitor.collect.generations import Generation
 from lt_monitor.collect.offsets import LogOffset, LogOffsets, SavedLogOffset
 from lt_monitor.collect.outputs import Output
 from lt_monitor.events import records
-from lt_monitor.logs import compressed_logs, log_files
+from lt_monitor.logs import compressed_logs, log_files, rank_series
 from lt_monitor.logs.deduplication import Deduplicator
 from lt_monitor.logs.log_parser import LogParser
 from lt_monitor.logs.parsed_block import ParsedBlock
@@ -36,9 +36,9 @@ def scrape(patterns: Sequence[str], state: str | None, stream: IO[bytes], follow
     if state is None and not follow:
         log_files.require_text(paths)
         output = Output(stream)
-        for path in paths:
+        for path, run in rank_series.run_names(paths).items():
             deduplicator = Deduplicator()
-            run, shown = log_files.run_name(path), log_files.printable(path)
+            shown = log_files.printable(path)
             for block in log_files.parsed_blocks(path):
                 output.take(block, deduplicator, shown, run)
         return
@@ -91,9 +91,9 @@ def _require_offsets(path: str, option: str) -> None:
 
 def _pass(paths: Sequence[str], offsets: LogOffsets, output: Output, publish: Callable[[LogOffsets], None]) -> LogOffsets:
     """Read the new records of every log; return the offsets after this pass."""
-    for path in paths:
+    for path, run in offsets.run_names(paths).items():
         with contextlib.suppress(FileNotFoundError, BadData):
-            scrape_log(path, offsets, output)
+            scrape_log(path, run, offsets, output)
     if not offsets.new:
         return offsets
     output.settle()
@@ -108,11 +108,11 @@ class Sink(Protocol):
     def take(self, block: ParsedBlock, deduplicator: Deduplicator, path: str, run: str) -> None: ...
 
 
-def scrape_log(path: str, offsets: LogOffsets, output: Sink) -> None:
-    """Pass a log's records since its offset to `output`, and store the new offset in `offsets.new`."""
-    absolute, run = os.path.abspath(path), log_files.run_name(path)
+def scrape_log(path: str, run: str, offsets: LogOffsets, output: Sink) -> None:
+    """Pass the records of a log of `run` since its offset to `output`, and store the new offset in `offsets.new`."""
+    absolute = os.path.abspath(path)
     for rotated in offsets.rotated(absolute):
-        _read_appended(path, rotated, offsets, output)
+        _read_appended(path, run, rotated, offsets, output)
     saved = offsets.saved.get(absolute)
     if saved is not None and absolute not in offsets.new and saved.is_unchanged(os.stat(path)):
         return
@@ -125,14 +125,14 @@ def scrape_log(path: str, offsets: LogOffsets, output: Sink) -> None:
                     # The new log may begin with the same lines as the earlier log, so `find` may have matched it by content.
                     log_offset = LogOffset.at_start(absolute, os.fstat(log.fileno()))
                 if log_offset.offset == 0:
-                    _read_generations(path, earlier, rotated_logs, offsets, output)
+                    _read_generations(path, run, earlier, rotated_logs, offsets, output)
                     if earlier.offset:
                         _tell_replaced(path, run, earlier, output)
         _read_on(path, run, log, log_offset, output)
     offsets.new[absolute] = log_offset
 
 
-def _read_appended(path: str, rotated: SavedLogOffset, offsets: LogOffsets, output: Sink) -> None:
+def _read_appended(path: str, run: str, rotated: SavedLogOffset, offsets: LogOffsets, output: Sink) -> None:
     """Read lines appended to a rotated file, because a program writes there until it reopens the log."""
     if rotated.path in offsets.new:
         return
@@ -143,12 +143,12 @@ def _read_appended(path: str, rotated: SavedLogOffset, offsets: LogOffsets, outp
         with log_files.open_log(rotated.path) as log:
             log_offset = offsets.find(rotated.path, log)
             if log_offset.offset >= rotated.offset:
-                _read_on(_shown(path, rotated.path), log_files.run_name(path), log, log_offset, output)
+                _read_on(_shown(path, rotated.path), run, log, log_offset, output)
                 offsets.new[rotated.path] = log_offset
 
 
 def _read_generations(
-    path: str, earlier: SavedLogOffset, rotated_logs: Sequence[Generation], offsets: LogOffsets, output: Sink
+    path: str, run: str, earlier: SavedLogOffset, rotated_logs: Sequence[Generation], offsets: LogOffsets, output: Sink
 ) -> None:
     """Read the rest of the earlier log at `path`, and every log that was at `path` between it and the current one."""
     first = _continuation(earlier, rotated_logs)
@@ -158,7 +158,6 @@ def _read_generations(
             f"{log_files.printable(path)}: was replaced by another log, which is read from its beginning; what the one before "
             f"got after its byte {earlier.offset} is in no rotated file beside it and is not read"
         )
-    shown_run = log_files.run_name(path)
     for one in unread:
         if one.path in offsets.new:
             continue
@@ -169,14 +168,14 @@ def _read_generations(
                 log_offset = earlier.resume(one.log, one.path) or log_offset
             before = offsets.saved.get(one.path)
             if log_offset.offset == 0 and before is not None and before.offset:
-                _tell_replaced(shown, shown_run, before, output)
-            _read_on(shown, shown_run, one.log, log_offset, output)
+                _tell_replaced(shown, run, before, output)
+            _read_on(shown, run, one.log, log_offset, output)
             problem = compressed_logs.problem_of(one.log)
             if problem is not None:
                 # Its job or its compressor may still write it: the next pass reads on.
                 warn(f"{log_files.printable(one.path)}: {problem}")
             elif one.is_compressed and log_offset.offset < one.log.tell():
-                _read_on(shown, shown_run, one.log, log_offset, output, final=True)
+                _read_on(shown, run, one.log, log_offset, output, final=True)
         except generations.UNREADABLE as error:
             warn(f"{log_files.printable(one.path)}: cannot be read to its end: {error}")
             continue
@@ -261,7 +260,10 @@ def _read_on(path: str, run: str, log: IO[bytes], log_offset: LogOffset, output:
     for block in log_files.blocks(log.read, final):
         if log_offset.offset == 0:
             log_files.warn_of_no_text(block, path)
-        output.take(parser.parse(block, log_offset.offset), deduplicator, shown, run)
+        parsed = parser.parse(block, log_offset.offset)
+        if parsed.items or parsed.rows:
+            log_offset.run = run
+        output.take(parsed, deduplicator, shown, run)
         log_offset.advance(block)
     log_offset.parser, log_offset.deduplicator = parser.to_record(), deduplicator.to_record()
     log_files.warn_of_malformed(parser, path)

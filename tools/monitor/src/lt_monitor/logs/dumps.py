@@ -5,6 +5,7 @@ are part of the parser's state (JSON).
 """
 
 import dataclasses
+import math
 import re
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -56,7 +57,10 @@ START_ARGUMENTS = frozenset(
     }
 )
 
-_TIMERS = re.compile(rb"(?P<what>\(min, max\)|max) time across ranks \(ms\):\s*$")
+_TIMERS = re.compile(rb"(?:(?P<what>\(min, max\)|max) time|\btimes) across ranks \(ms\):\s*$")
+# With --timing-log-option all, a line for the timer and one for each rank.
+_TIMER_OF_RANKS = re.compile(rb"\s{1,8}(?P<name>[A-Za-z][\w-]{0,60}):\s*$")
+_RANK_TIME = re.compile(rb"\s{1,12}rank {1,8}(?P<rank>\d{1,7}): (?P<milliseconds>[\d.]{1,20})\s*$")
 _TIMER = re.compile(
     rb" {2,12}(?P<name>[A-Za-z][\w-]{0,60}) ?\.{0,80}: (?:\((?P<minimum>[\d.]{1,20}), )?(?P<maximum>[\d.]{1,20})\)?\s*$"
 )
@@ -110,6 +114,8 @@ class Dumps:
         """Read timers until a line that is no timer, and return the table; return None if the table may continue."""
         assert self.timers is not None
         for line in lines:
+            if self._read_rank_time(line):
+                continue
             match = _TIMER.match(line.text, line.body)
             if match is None:
                 if not self.timers:
@@ -131,6 +137,27 @@ class Dumps:
             times = {"max_seconds": maximum}
             self.timers[match["name"].decode()] = times if minimum is None else {"min_seconds": minimum, **times}
         return None
+
+    def _read_rank_time(self, line: Line) -> bool:
+        """Read a line of the table that has each rank's time, of which the fastest and the slowest rank stay."""
+        assert self.timers is not None
+        if (name := _TIMER_OF_RANKS.match(line.text, line.body)) is not None:
+            self.timers[name["name"].decode()] = {}
+            return True
+        match = _RANK_TIME.match(line.text, line.body)
+        if match is None or not self.timers:
+            return False
+        times = self.timers[next(reversed(self.timers))]
+        try:
+            seconds = float(match["milliseconds"]) / 1000
+        except ValueError:
+            return True
+        rank = int(match["rank"])
+        if seconds < times.get("min_seconds", math.inf):
+            times |= {"min_seconds": seconds, "min_rank": rank}
+        if seconds > times.get("max_seconds", -math.inf):
+            times |= {"max_seconds": seconds, "max_rank": rank}
+        return True
 
 
 def _value(text: str) -> Any:

@@ -30,7 +30,7 @@ def text_problem(shown: str, file: IO[bytes]) -> ToolError | None:
     """Return why the open log `shown` cannot be read (empty, blank, UTF-16 or binary, not to be decompressed), or None."""
     file.seek(0)
     begin = file.read(PROBE_BYTES)
-    # The end of a compressed log comes only after all of it is decompressed.
+    # The end of a compressed log comes only after everything before is decompressed.
     end = begin if isinstance(file, DecompressedLog) else _end(file)
     if (damage := damage_problem(shown, file, len(begin))) is not None:
         return damage

@@ -45,6 +45,7 @@ _RANK_SUFFIX = re.compile(rf"(?:[._-](?:{_RANK_WORD})[._-]?\d+{_OF_HOW_MANY})+$"
 _RANK_NAME = re.compile(rf"(?P<word>{_NAME_WORD})[._-]?\d+{_OF_HOW_MANY}(?:[._-](?:{_NAME_WORD})[._-]?\d+)*", re.IGNORECASE)
 _ATTEMPT = re.compile(r"/attempt_\d+(?:/\d+)?(?=/|$)")
 _NUMBER = re.compile(r"\d+")
+_NUMBERED_LOG = re.compile(r"(?:.*\.)?(?:log|out|err|txt|job|stdout|stderr)(?:[._-]\d+){1,3}", re.IGNORECASE)
 
 
 def expand(patterns: Sequence[str], quiet: bool = False) -> list[str]:
@@ -164,6 +165,8 @@ def _logs_in(directory: str, left_out: dict[str, ToolError]) -> list[str]:
     run_logs = [files[name] for name in RUN_LOGS if name in files and os.path.getsize(files[name])]
     named_logs = [path for name, path in files.items() if _is_called_log(name) and not name.startswith(".")]
     named_logs = list(dict.fromkeys([*named_logs, *(() if run_logs else _rank_logs(directory))]))
+    if not run_logs and not named_logs:
+        named_logs = _numbered_logs(directory)
     unreadable: dict[str, ToolError] = {}
     named_logs = list(_readable(named_logs, unreadable))
     if not run_logs:
@@ -261,6 +264,17 @@ def _rank_logs(directory: str, depth: int = RANK_DEPTH, is_of_rank: bool = False
             yield entry.path
 
 
+def _numbered_logs(directory: str) -> list[str]:
+    """Return files such as `out.3` and `train.log.3`, and logs in directories named by a number."""
+    numbered = []
+    for entry in sorted(os.scandir(directory), key=lambda entry: entry.name):
+        if entry.is_dir(follow_symlinks=False) and _NUMBER.fullmatch(entry.name):
+            numbered += list(_rank_logs(entry.path, RANK_DEPTH - 1, True))
+        elif entry.is_file() and _NUMBERED_LOG.fullmatch(file_contents.COMPRESSION.sub("", entry.name)):
+            numbered.append(entry.path)
+    return numbered
+
+
 def _is_rank(name: str) -> bool:
     return _RANK_NAME.fullmatch(name) is not None
 
@@ -307,9 +321,9 @@ def parsed_blocks(path: str) -> Iterator[ParsedBlock]:
     warn_of_malformed(parser, path)
 
 
-def event_blocks(path: str) -> Iterator[list[Record]]:
-    """Yield a log's events (`-` is standard input) as records, complete with run and source."""
-    run, shown = run_name(path), printable(path)
+def event_blocks(path: str, run: str | None = None) -> Iterator[list[Record]]:
+    """Yield a log's events (`-` is standard input) as records, complete with source and run, by default the log's `run_name`."""
+    run, shown = run or run_name(path), printable(path)
     for block in parsed_blocks(path):
         yield block.records(shown, run)
 

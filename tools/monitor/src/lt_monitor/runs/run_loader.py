@@ -8,7 +8,7 @@ import numpy as np
 
 from lt_monitor.events.records import Record
 from lt_monitor.events.steps import Steps
-from lt_monitor.logs import log_files
+from lt_monitor.logs import log_files, rank_series
 from lt_monitor.logs.parsed_block import ParsedBlock, attributed
 from lt_monitor.runs import starting
 from lt_monitor.runs.attempt_boundary import guessed_resume, interval_begin, log_interval
@@ -76,8 +76,8 @@ def read(patterns: Sequence[str], need_steps: bool = True, or_starting: bool = F
     if need_steps:
         log_files.require_text(paths)
     loader = RunLoader()
-    for path in paths:
-        shown, run = log_files.printable(path), log_files.run_name(path)
+    for path, run in rank_series.run_names(paths).items():
+        shown = log_files.printable(path)
         says_something = False
         for block in log_files.parsed_blocks(path):
             says_something |= loader.add_block(block, shown, run)

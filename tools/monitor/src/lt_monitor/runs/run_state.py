@@ -17,6 +17,9 @@ from lt_monitor.events.steps import epoch_seconds
 from lt_monitor.runs.attempt_boundary import begins_attempt, guessed_resume, log_interval, start_key
 from lt_monitor.runs.fault_costs import FaultCosts
 from lt_monitor.runs.log_state import LogState
+from lt_monitor.runs.loss_trend import LossTrend
+from lt_monitor.runs.rank_faults import add_fault, faults_after_step
+from lt_monitor.runs.rank_waits import RankWaits
 from lt_monitor.runs.time_accounting import AttemptTotals
 from lt_shared.contracts.recovery_notes import LocalCheckpoint, Started
 
@@ -35,6 +38,7 @@ _MODEL_ARGUMENTS = (
 )
 _ARGUMENTS = (
     *("seq_length", "global_batch_size", "world_size", "train_iters", "save", "save_interval", "log_interval"),
+    "pipeline_model_parallel_size",
     *_MODEL_ARGUMENTS,
 )
 
@@ -47,6 +51,7 @@ class RunState:
 
     Times are seconds since 1970. `losses_missing` and `skipped_in_a_row` count step lines in a row without a loss and with a
     skipped step. `episodes` is for rules that must not report one episode at each of its steps.
+    `failed_before` has the faults of the previous attempt, if it failed, and its last step.
     """
 
     run: str
@@ -79,6 +84,9 @@ class RunState:
     best_seconds: float | None = None
     gpus: dict[str, Record] = dataclasses.field(default_factory=dict)
     costs: FaultCosts = dataclasses.field(default_factory=FaultCosts)
+    loss_trend: LossTrend = dataclasses.field(default_factory=LossTrend)
+    rank_waits: RankWaits = dataclasses.field(default_factory=RankWaits)
+    failed_before: Record = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._read: set[str] = set()
@@ -196,6 +204,8 @@ class RunState:
         fields = dict(record)
         fields["attempts"] = [AttemptTotals(**entry) for entry in fields["attempts"]]
         fields["costs"] = FaultCosts(**fields.get("costs", {}))
+        fields["loss_trend"] = LossTrend(**fields.get("loss_trend", {}))
+        fields["rank_waits"] = RankWaits(**fields.get("rank_waits", {}))
         fields["logs"] = {file: LogState(**entry) for file, entry in fields["logs"].items()}
         if not fields["attempts"] or not isinstance(fields["run"], str):
             raise ValueError("a run without a name or without attempts")
@@ -233,6 +243,8 @@ class RunState:
         median = self.attempt.median_seconds()
         if median is not None and sum(steps for steps, _ in self.attempt.histogram.values()) >= 20:
             self.best_seconds = min(median, self.best_seconds or median)
+        step, faults = self.attempt.last_step, self.faults
+        self.failed_before = {"attempt": len(self.attempts), "step": step, "faults": faults} if faults else {}
         if len(self.attempts) < MAXIMUM_ATTEMPTS:
             self.attempts.append(AttemptTotals())
         self.recent, self.faults, self.end, self.saving, self.episodes = [], [], {}, None, {}
@@ -254,7 +266,8 @@ class RunState:
             self._guess_resume(totals, totals.first_step)
             totals.correct_first_line(self._log_interval(totals))
         self.last, self.last_at = record, at
-        self.seen, self.saving, self.end, self.faults = now, None, {}, []
+        self.faults = faults_after_step(self.faults, record, at, now)
+        self.seen, self.saving, self.end = now, None, {}
         loss, seconds = record.get("loss"), record.get("step_seconds")
         self.recent.append({"step": step, "loss": loss, "step_seconds": seconds, "tokens_per_second": self.tokens_per_second()})
         del self.recent[:-RECENT_STEPS]
@@ -264,6 +277,8 @@ class RunState:
         self.nan_steps += record.get("nan_steps") or 0
         self.skipped_in_a_row = self.skipped_in_a_row + 1 if record.get("skipped_steps") else 0
         self.losses_missing = 0 if loss is not None else self.losses_missing + 1
+        if loss is not None:
+            self.loss_trend.take(step, loss)
         if loss is not None and (self.maximum_loss is None or loss > self.maximum_loss):
             self.maximum_loss = loss
         return True
@@ -282,6 +297,8 @@ class RunState:
         self.costs.take(record)
         if kind == "note" and record["note"] == LocalCheckpoint.NOTE:
             self._local_checkpoint(totals, record.get("fields") or {}, at)
+        elif kind == "note" and record["note"] == "timers":
+            self.rank_waits.take(record.get("fields") or {})
         elif kind == "note" and record["note"] == Started.NOTE:
             self._started(totals, record.get("fields") or {}, at)
         elif kind == "start":
@@ -304,10 +321,8 @@ class RunState:
         elif kind == "fault":
             fault = _fault(record)
             totals.failed = totals.failed or fault["severity"] == "critical"
-            if len(self.faults) < RECENT_FAULTS:
-                self.faults.append(fault)
-            elif ends_job(fault) and not ends_job(self.faults[-1]):
-                self.faults[-1] = fault
+            fault["seen"] = now
+            add_fault(self.faults, fault, RECENT_FAULTS)
             self.fault_counts[fault["fault"]] = self.fault_counts.get(fault["fault"], 0) + 1
 
     def _started(self, totals: AttemptTotals, fields: Record, at: float | None) -> None:

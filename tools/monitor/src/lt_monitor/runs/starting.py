@@ -1,4 +1,4 @@
-"""A run before the first step of its present attempt: since when it starts, and what it is doing.
+"""A run before the first step of its present attempt: the time of its start, and its activity.
 
 lt-train's log names each phase of a start with its time. Of other trainers the last line that says something is shown, without
 labels, bars' carriage returns and colours.
@@ -34,7 +34,7 @@ _KINDS = ("start", "load", "fault", "note", "end")
 
 @dataclasses.dataclass(frozen=True)
 class Start:
-    """`since` is seconds since 1970, None if the log has no time. `activity` is what the run does, None if its log is empty."""
+    """`since` is seconds since 1970, None if the log has no time. `activity` says what the run does, None if its log is empty."""
 
     since: float | None
     activity: str | None

@@ -13,9 +13,9 @@ from lt_monitor.events.records import Record
 from lt_monitor.events.steps import Steps
 from lt_monitor.runs import scores, speed
 from lt_monitor.runs.attempts import Attempt, Run
-from lt_monitor.runs.endings import ending_faults, ending_of
 from lt_monitor.runs.fault_costs import FaultCosts
 from lt_monitor.runs.faults.advice import advice
+from lt_monitor.runs.faults.endings import ending_faults, ending_of
 from lt_monitor.runs.faults.failure_causes import NAN_STEPS, root_cause, suspect_ranks
 from lt_monitor.runs.metrics import source_columns
 from lt_monitor.runs.silence import Silence

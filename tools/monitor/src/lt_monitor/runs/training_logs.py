@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from lt_monitor.events.records import COUNTS, Record
-from lt_monitor.logs import log_files
+from lt_monitor.logs import log_files, rank_series
 from lt_monitor.logs.deduplication import Deduplicator
 from lt_monitor.runs import run_loader
 from lt_shared.console import Unavailable, UsageError
@@ -34,9 +34,9 @@ class TrainingLogs:
         self.paths = paths
 
     def __iter__(self) -> Iterator[Record]:
-        for path in self.paths:
+        for path, run in rank_series.run_names(self.paths).items():
             deduplicator = Deduplicator()
-            run, shown = log_files.run_name(path), log_files.printable(path)
+            shown = log_files.printable(path)
             for block in log_files.parsed_blocks(path):
                 yield from map(json.loads, deduplicator.new_lines(block, shown, run))
 

@@ -12,7 +12,7 @@ from typing import Any
 from lt_monitor.events.alert_findings import duration
 from lt_monitor.events.escaping import counted, printable
 from lt_monitor.events.plausible_times import PlausibleTimes
-from lt_monitor.logs import log_files
+from lt_monitor.logs import log_files, rank_series
 from lt_monitor.runs import time_accounting
 from lt_monitor.runs.fault_costs import FaultCosts
 from lt_monitor.runs.run_loader import Job, checkpoint_directory, jobs_of_one_run
@@ -67,8 +67,8 @@ def goodput(patterns: Sequence[str], price_per_gpu_hour: float | None = None, gp
     times = PlausibleTimes(time.time())
     paths = log_files.expand(patterns)
     log_files.require_text(paths)
-    for path in paths:
-        for block in log_files.event_blocks(path):
+    for path, run in rank_series.run_names(paths).items():
+        for block in log_files.event_blocks(path, run):
             for record in block:
                 state_for(runs, record).take(times.with_plausible_time(record), times.latest)
     times.warn()

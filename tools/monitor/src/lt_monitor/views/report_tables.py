@@ -7,7 +7,7 @@ from html import escape
 from lt_monitor.events.escaping import counted, printable
 from lt_monitor.events.records import Record
 from lt_monitor.runs.attempts import Attempt, Run
-from lt_monitor.runs.endings import Ending, ending_faults, ending_of
+from lt_monitor.runs.faults.endings import Ending, ending_faults, ending_of
 from lt_monitor.runs.metrics import MAXIMUM_SCORES
 from lt_monitor.runs.summary import Summary
 from lt_monitor.views import runs_table as run_comparison
@@ -263,7 +263,7 @@ def _is_among(ended_by: Record | None, group: Sequence[Record]) -> bool:
 
 
 def _fault_row(group: Sequence[Record], attempt: Attempt, ending: Ending | None) -> list[Cell]:
-    """A consequence "follows" only a fault of its own attempt: without one it is what the log has for a cause."""
+    """A consequence "follows" only a fault of its own attempt: otherwise it counts as the cause."""
     is_end = ending is not None and _is_among(ending.fault, group)
     first = ending.fault if is_end and ending is not None and ending.fault is not None else group[0]
     has_cause = any(fault["cause"] != "cascade" for fault in attempt.of_kind("fault"))

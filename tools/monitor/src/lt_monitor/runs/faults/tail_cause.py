@@ -28,6 +28,7 @@ from lt_monitor.runs.faults.failure_causes import (
     suspect_ranks,
     with_mismatches,
 )
+from lt_monitor.runs.faults.repeated_failures import repetition
 from lt_shared import credentials
 
 # Of those that steps follow: a dying process writes its buffered step lines after its traceback.
@@ -104,10 +105,24 @@ def tail_cause(patterns: Sequence[str]) -> Cause:
                 tails[-1].release()
         problems = {tail.path: tail.problem for tail in tails if tail.problem is not None}
         log_files.require_one_text(problems, len(tails))
-        return _of_job([tail for tail in tails if tail.problem is None])
+        readable_tails = [tail for tail in tails if tail.problem is None]
+        return _stopped_if_repeated(_of_job(readable_tails), readable_tails)
     finally:
         for tail in tails:
             tail.close()
+
+
+def _stopped_if_repeated(cause: Cause, tails: Sequence[LogTail]) -> Cause:
+    """Advise to stop if the attempt before, in the same log, ended by the same cause at the same step."""
+    if cause.fault is None or cause.action not in (Action.AGAIN, Action.WITHOUT_NODE, Action.UNKNOWN):
+        return cause
+    for tail in tails:
+        earlier = repetition(tail.shown, tail.records)
+        if earlier is not None and earlier["fault"] == cause.fault:
+            place = f"{tail.shown}:{tail.line_number(int(earlier['src'].get('offset', 0)))}"
+            text = f"stop: the attempt before failed in the same way at the same step ({place}); {cause.advice}"
+            return dataclasses.replace(cause, action=Action.STOP, advice=text)
+    return cause
 
 
 def _of_job(tails: Sequence[LogTail]) -> Cause:

@@ -48,7 +48,7 @@ class Choice:
 
 @dataclasses.dataclass(frozen=True)
 class Extent:
-    """How many lines the page below the panel has, or how many runs there are, and how many of them fit the screen."""
+    """How many lines the page below the panel has, or how many runs there are, and how many fit the screen."""
 
     lines: int = 0
     visible_lines: int = 10
