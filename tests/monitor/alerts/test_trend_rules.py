@@ -128,7 +128,7 @@ def test_a_restart_from_before_the_rise_forgets_it() -> None:
 def test_the_state_of_a_long_run_stays_small() -> None:
     state = RunState("a")
     for step in range(1, 100_001):
-        state.loss_trend.take(step, 2.0)
+        state.loss_trend.take(step, [2.0])
     assert len(state.loss_trend.buckets) < 64
     assert RunState.from_record(json.loads(json.dumps(state.to_record()))).loss_trend == state.loss_trend
 

@@ -6,6 +6,7 @@ from lt_monitor.alerts.thresholds import Thresholds
 from lt_monitor.events.alert_findings import Finding
 from lt_monitor.events.records import Record
 from lt_monitor.runs.faults.repeated_failures import failure_of, is_repeated
+from lt_monitor.runs.loss_trend import FIRST_LINES
 from lt_monitor.runs.rank_waits import DATA_TIMERS
 from lt_monitor.runs.run_state import RunState
 
@@ -16,7 +17,8 @@ MINIMUM_LINES = 100
 
 def divergence(state: RunState, record: Record, thresholds: Thresholds) -> Iterator[Finding]:
     """A loss that has risen through thousands of steps and still rises."""
-    rise = state.loss_trend.rise() if not state.loss_trend.open_lines else None
+    is_new = not state.loss_trend.open_lines and state.step_lines % FIRST_LINES == 0
+    rise = state.loss_trend.rise() if is_new else None
     if rise is None or rise.lines < MINIMUM_LINES:
         return
     least = max(thresholds.of("divergence", "minimum_rise") * rise.low, MINIMUM_RISE_NATS)

@@ -17,7 +17,7 @@ from lt_monitor.events.steps import epoch_seconds
 from lt_monitor.runs.attempt_boundary import begins_attempt, guessed_resume, log_interval, start_key
 from lt_monitor.runs.fault_costs import FaultCosts
 from lt_monitor.runs.log_state import LogState
-from lt_monitor.runs.loss_trend import LossTrend
+from lt_monitor.runs.loss_trend import FIRST_LINES, LossTrend
 from lt_monitor.runs.rank_faults import add_fault, faults_after_step
 from lt_monitor.runs.rank_waits import RankWaits
 from lt_monitor.runs.time_accounting import AttemptTotals
@@ -266,7 +266,8 @@ class RunState:
             self._guess_resume(totals, totals.first_step)
             totals.correct_first_line(self._log_interval(totals))
         self.last, self.last_at = record, at
-        self.faults = faults_after_step(self.faults, record, at, now)
+        if self.faults:
+            self.faults = faults_after_step(self.faults, record, at, now)
         self.seen, self.saving, self.end = now, None, {}
         loss, seconds = record.get("loss"), record.get("step_seconds")
         self.recent.append({"step": step, "loss": loss, "step_seconds": seconds, "tokens_per_second": self.tokens_per_second()})
@@ -277,8 +278,8 @@ class RunState:
         self.nan_steps += record.get("nan_steps") or 0
         self.skipped_in_a_row = self.skipped_in_a_row + 1 if record.get("skipped_steps") else 0
         self.losses_missing = 0 if loss is not None else self.losses_missing + 1
-        if loss is not None:
-            self.loss_trend.take(step, loss)
+        if self.step_lines % FIRST_LINES == 0:
+            self.loss_trend.take(step, [line["loss"] for line in self.recent[-FIRST_LINES:] if line["loss"] is not None])
         if loss is not None and (self.maximum_loss is None or loss > self.maximum_loss):
             self.maximum_loss = loss
         return True
