@@ -15,7 +15,7 @@ from typing import Any
 
 import nursery
 import pytest
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from lt_convert import cli
 from lt_shared.contracts import checkpoint_layout
@@ -137,6 +137,18 @@ def test_dry_run_prints_every_tensor_and_writes_nothing(place: Path) -> None:
     del files["lt-convert.json"]
     assert files == {file["name"]: file["bytes"] for file in plan["files"]}
     assert plan["bytes"] == sum(files.values())
+
+
+def test_a_dry_run_reads_no_values(models: dict[str, Path], tmp_path: Path) -> None:
+    """A conversion compares tensors that the configuration ties, a dry run does not: the embeddings of DeepSeek-V3 are 7 GB."""
+    source = shutil.copytree(models["tied"], tmp_path / "source")
+    tensors = load_file(source / "model.safetensors")
+    tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"] + 1
+    save_file(tensors, source / "model.safetensors", metadata={"format": "pt"})
+    arguments = (source, "--to", "megatron-dist", "-o", tmp_path / "run")
+    plan = run(*arguments, "--dry-run", "--json")
+    assert plan.returncode == 0, plan.stderr
+    assert "lm_head.weight differs from model.embed_tokens.weight" in fails(65, *arguments)
 
 
 def test_the_plan_of_a_merge_is_exact_and_writes_nothing(place: Path) -> None:
