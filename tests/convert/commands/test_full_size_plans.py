@@ -29,9 +29,9 @@ REPEATED = {"model.layers.61.embed_tokens.weight", "model.layers.61.shared_head.
 
 
 def dry_run(source: Path, to: str) -> tuple[dict[str, Any], int, float]:
-    """The plan, the most memory in MiB and the CPU seconds of the command."""
+    """The plan, also of 64 parts, the most memory in MiB and the CPU seconds of the command."""
     command = [sys.executable, "-c", COMMAND, str(source), "--to", to, "-o", str(source.parent / "out"), "--dry-run", "--json"]
-    done = subprocess.run(command, capture_output=True, text=True)
+    done = subprocess.run([*command, "--shard", "0/64"], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     mebibytes, seconds = done.stderr.split()[-2:]
     return json.loads(done.stdout), int(mebibytes), float(seconds)
@@ -43,6 +43,9 @@ def assert_all_is_planned(source: Path, values: set[str], limit_mib: int, limit_
     assert mebibytes < limit_mib
     assert seconds < limit_seconds
     assert {name for tensor in plan["tensors"] for name in tensor["from"]} == values - REPEATED
+    reads = [part["read_bytes"] for part in plan["parts"]]
+    assert len(reads) == 64
+    assert max(reads) <= 1.05 * sum(reads) / 64
 
 
 def test_all_of_deepseek_v3_is_planned(tmp_path: Path) -> None:

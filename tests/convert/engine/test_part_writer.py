@@ -1,6 +1,7 @@
 """Parts of a plan, written by several processes: one result, published once, and refusals that name their reason."""
 
 import errno
+import fcntl
 import json
 import os
 import random
@@ -19,7 +20,7 @@ from lt_convert.engine.ledger import Terms
 from lt_convert.tensors.checksums import Checksums
 from lt_convert.tensors.output_files import OutputFile
 from lt_convert.tensors.source_files import Reader
-from lt_shared.console import CannotCreate, IoFailure, TryAgain
+from lt_shared.console import BadData, CannotCreate, IoFailure, TryAgain
 from lt_shared.console.shard_option import Slice
 
 TERMS = Terms("1.0", {"dtype": None, "to": "hf"}, "checksum", "identity")
@@ -111,6 +112,23 @@ def test_parts_that_are_missing_are_named(values: Path, tmp_path: Path, capsys: 
     assert ledger.pending(str(tmp_path / "other")) == []
 
 
+def test_of_many_parts_the_first_are_named(values: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write(plan(values), tmp_path / "out", 0, 100)
+    assert capsys.readouterr().err.rstrip().endswith("part 8 of 100 (never begun) and 91 more")
+
+
+@pytest.mark.parametrize("with_options", [True, False])
+def test_abandoned_parts_are_removed(with_options: bool, values: Path, tmp_path: Path) -> None:
+    """They began after the publication; parts with other options may go on."""
+    write(plan(values), tmp_path / "out", 0, 2)
+    with (tmp_path / ".out.partial/.lt-convert.parts/00000.lock").open("r+b") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        ledger.remove_abandoned(str(tmp_path / "out"), TERMS.options)
+    assert (tmp_path / ".out.partial").exists(), "a part runs"
+    ledger.remove_abandoned(str(tmp_path / "out"), TERMS.options if with_options else {"to": "torchtitan"})
+    assert (tmp_path / ".out.partial").exists() != with_options
+
+
 @pytest.mark.parametrize("blocks", [1, 3])
 def test_an_interrupted_part_resumes(blocks: int, values: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     one = of_one_process(values, tmp_path / "one")
@@ -145,6 +163,22 @@ def test_a_finished_part_writes_again_what_has_changed(values: Path, tmp_path: P
     assert not write(plan(values), tmp_path / "out", 0, 2)
     assert write(plan(values), tmp_path / "out", 1, 2)
     assert content(tmp_path / "out") == one
+
+
+def test_a_cut_tensor_that_has_changed_is_not_published(values: Path, tmp_path: Path) -> None:
+    """The last part hashes the tensors that a cut has divided."""
+    one = of_one_process(values, tmp_path / "one")
+    cut = [OutputFile("a/one.bin", (plan(values, 1)[0].segments[1],)), *plan(values)[2:]]
+    write(cut, tmp_path / "out", 0, 2)
+    path = tmp_path / ".out.partial" / "a" / "one.bin"
+    data = bytearray(path.read_bytes())
+    data[10] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(BadData, match=r"one\.bin: bytes 0 to 20,000 are not as their part has written them"):
+        write(cut, tmp_path / "out", 1, 2)
+    assert not (tmp_path / "out").exists()
+    assert write(cut, tmp_path / "out", 0, 2)
+    assert content(tmp_path / "out")["a/one.bin"] == values.read_bytes() == one["a/one.bin"][4:-4]
 
 
 def test_one_part_twice_at_once(values: Path, tmp_path: Path) -> None:

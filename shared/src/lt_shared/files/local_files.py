@@ -245,7 +245,7 @@ def check_replaceable(target: Path, replace: bool) -> None:
         raise CannotCreate(f"{target}: exists and is not empty", "choose another output or pass --force")
 
 
-def create_partial_directory(partial: Path, name: str, shared: bool = False) -> int:
+def create_partial_directory(partial: Path, name: str, *operation: int) -> int:
     """Create and lock the partial directory; the returned descriptor holds the lock. See `create_partial` for the inode."""
     while True:
         with contextlib.suppress(FileExistsError):
@@ -259,7 +259,7 @@ def create_partial_directory(partial: Path, name: str, shared: bool = False) -> 
                 raise
             raise CannotCreate(f"{name}: {partial} is not a directory", "remove it, or choose another output") from None
         try:
-            lock(descriptor, name, shared)
+            lock(descriptor, name, *operation)
             other = ownership.belongs_to_other(os.fstat(descriptor), partial.parent)
             if other is not None:
                 raise CannotCreate(f"{name}: {partial} {other}", "remove it if it is not needed, or choose another output")
@@ -320,10 +320,10 @@ def _delete(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def lock(descriptor: int, name: str, shared: bool = False) -> None:
+def lock(descriptor: int, name: str, operation: int = fcntl.LOCK_EX) -> None:
     """Take the lock on a partial output; filesystems without locks (some NFS and Lustre mounts) go without."""
     try:
-        flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+        flock(descriptor, operation | fcntl.LOCK_NB)
     except BlockingIOError:
         raise TryAgain(f"{name}: another process is writing it", "wait for that process to end") from None
 

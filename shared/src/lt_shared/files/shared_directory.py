@@ -5,6 +5,7 @@ process that would write the output alone stays out. Which process publishes it 
 """
 
 import contextlib
+import fcntl
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -37,7 +38,7 @@ def shared_directory(path: str | os.PathLike[str]) -> Iterator[PartialDirectory]
     partial = target.parent / f".{target.name}.partial"
     with creating(str(target)):
         target.parent.mkdir(parents=True, exist_ok=True)
-        descriptor = create_partial_directory(partial, str(target), shared=True)
+        descriptor = create_partial_directory(partial, str(target), fcntl.LOCK_SH)
     try:
         status = os.fstat(descriptor)
         # A process that was killed just before the rename leaves the mode of the published directory.

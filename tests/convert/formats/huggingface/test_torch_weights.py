@@ -207,6 +207,14 @@ def test_a_pickle_longer_than_what_is_read_first(
     check_same(back(place, tmp_path), model.state_dict())
 
 
+@pytest.mark.parametrize("more", [{}, {"quantization_config": {"group_size": 64, "bits": 4}}])
+def test_a_model_that_mlx_has_quantized(more: dict[str, Any], model: PreTrainedModel, place: Path) -> None:
+    model.save_pretrained(place)
+    config = json.loads((place / "config.json").read_text()) | {"quantization": {"group_size": 64, "bits": 4}} | more
+    (place / "config.json").write_text(json.dumps(config))
+    refuse(place, r"config\.json: quantized by MLX")
+
+
 def test_weights_without_a_configuration(model: PreTrainedModel, place: Path) -> None:
     torch.save(model.state_dict(), place / SINGLE)
     (place / "config.json").unlink()

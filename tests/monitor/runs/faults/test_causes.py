@@ -53,7 +53,7 @@ CAUSES: list[Row] = [
     (TRACE + "OSError: [Errno 108] Cannot send after transport endpoint shutdown: '/fsx/a'\n", "filesystem", 75, "errno(3)"),
     (TRACE + "TimeoutError: [Errno 110] Connection timed out: '/fsx/ckpt/a.pt'\n", "filesystem", 75, "errno(3)"),
     (TRACE + "TimeoutError: [Errno 110] Connection timed out\n", "network", 75, "errno(3)"),
-    (TRACE + "OSError: [Errno 107] Transport endpoint is not connected\n", "network", 75, "errno(3)"),
+    (TRACE + "OSError: [Errno 107] Transport endpoint is not connected\n", "filesystem", 75, "errno(3)"),
     (TRACE + "OSError: [Errno 112] Host is down: '/mnt/cifs/a'\n", "filesystem", 75, "errno(3)"),
     (TRACE + "OSError: [Errno 121] Remote I/O error: '/beegfs/a'\n", "filesystem", 75, "errno(3)"),
     (TRACE + "OSError: [Errno 37] No locks available\n", "filesystem", 75, "errno(3)"),

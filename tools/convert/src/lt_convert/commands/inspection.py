@@ -25,7 +25,9 @@ def inspect(argument: str) -> dict[str, Any]:
     """A record of the checkpoint. Raises as the format's `open_source`, and NoInput while some parts are not converted."""
     unfinished = ledger.pending(argument) if not storage.is_remote(argument) and not os.path.lexists(argument) else []
     if unfinished:
-        raise NoInput(f"{argument}: not finished: {', '.join(unfinished)}", "run these parts: lt-convert ... --shard I/N")
+        raise NoInput(
+            f"{argument}: not finished: {ledger.abbreviated(unfinished)}", "run these parts: lt-convert ... --shard I/N"
+        )
     with Files() as files:
         source = location.open_source(argument, files)
         tensors = {key: tensor for key, tensor in source.tensors.items() if not key.startswith(PADDING)}

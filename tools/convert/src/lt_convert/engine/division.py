@@ -1,8 +1,9 @@
-"""Divide the planned files among several processes: each part writes a contiguous range of bytes.
+"""Divide the planned files among several processes: each part writes a contiguous range of every kind of tensors.
 
-The planned tensors stand in one row, in the order of the files. It is cut where each part reads the same number of bytes from
-the source. A cut lies between two tensors if one is near enough, and between two rows of a tensor otherwise. Every process
-computes the same division from the same plan.
+The planned tensors stand in a row for each kind (copied, cast, dequantized, quantized, transposed), in the order of the files. A
+row is cut where each part reads the same number of bytes from the source, so that the parts take the same processor time, too. A
+cut lies between two tensors if one is near enough, and between two rows of a tensor otherwise. Every process computes the same
+division from the same plan.
 """
 
 import dataclasses
@@ -11,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from lt_convert.tensors.block_fp8 import BLOCK, BlockFp8
-from lt_convert.tensors.blocks import is_read_at_once
+from lt_convert.tensors.blocks import is_read_at_once, is_transposed
 from lt_convert.tensors.output_files import OutputFile, Payload, Segment, size_of, views_of_segments
 from lt_convert.tensors.tensor import Tensor
 
@@ -32,15 +33,36 @@ class Entry:
 
 def divide(outputs: Sequence[OutputFile], count: int) -> list[list[Entry]]:
     """Divide the files with tensors into `count` parts; a part may be empty."""
-    entries = [
-        Entry(output.name, offset, segment)
-        for output in outputs
-        if output.has_tensors
-        for offset, segment in output.segments_at()
+    rows: dict[tuple[bool, ...], list[Entry]] = {}
+    order: dict[str, int] = {}
+    for output in (output for output in outputs if output.has_tensors):
+        order[output.name] = len(order)
+        # A header goes with the tensor before it.
+        row = next(_kind(segment) for segment in output.segments if isinstance(segment, Payload))
+        for offset, segment in output.segments_at():
+            row = _kind(segment) if isinstance(segment, Payload) else row
+            rows.setdefault(row, []).append(Entry(output.name, offset, segment))
+    divided = [_divide_row(entries, count) for entries in rows.values()]
+    return [
+        sorted((entry for parts in divided for entry in parts[number]), key=lambda entry: (order[entry.name], entry.offset))
+        for number in range(count)
     ]
+
+
+def _kind(payload: Payload) -> tuple[bool, ...]:
+    """Tell how a tensor is computed: a byte that is quantized takes three times the processor time of a byte that is copied."""
+    tensor = payload.tensor
+    if isinstance(tensor, BlockFp8):
+        return (True,)
+    is_matrix = any(chunk.view and is_transposed(chunk.view) for chunk in tensor.chunks)
+    return bool(tensor.encodings), tensor.dtype != tensor.stored_dtype, is_matrix
+
+
+def _divide_row(entries: Sequence[Entry], count: int) -> list[list[Entry]]:
+    """Cut a row of entries into consecutive parts."""
     share = sum(map(_weight, entries)) / count
     parts: list[list[Entry]] = [[] for _ in range(count)]
-    waiting, number, position = entries[::-1], 0, 0.0
+    waiting, number, position = [*entries][::-1], 0, 0.0
     while waiting:
         entry = waiting.pop()
         weight = _weight(entry)
@@ -74,15 +96,16 @@ def views(outputs: Sequence[OutputFile], count: int) -> list[list[tuple[str, int
 
 
 def to_record(entries: Sequence[Entry]) -> dict[str, Any]:
-    """Describe a part: how many bytes the part reads and writes, and its range in every file."""
-    ranges: dict[str, tuple[int, int]] = {}
+    """Describe a part: how many bytes the part reads and writes, and its ranges in every file."""
+    ranges: list[dict[str, Any]] = []
     for entry in entries:
-        begin, _ = ranges.get(entry.name, (entry.offset, 0))
-        ranges[entry.name] = begin, entry.offset + size_of(entry.segment)
+        if not ranges or (ranges[-1]["name"], ranges[-1]["end"]) != (entry.name, entry.offset):
+            ranges.append({"name": entry.name, "begin": entry.offset, "end": entry.offset})
+        ranges[-1]["end"] += size_of(entry.segment)
     return {
         "read_bytes": sum(_read_bytes(entry.segment) for entry in entries),
-        "bytes": sum(end - begin for begin, end in ranges.values()),
-        "files": [{"name": name, "begin": begin, "end": end} for name, (begin, end) in ranges.items()],
+        "bytes": sum(size_of(entry.segment) for entry in entries),
+        "files": ranges,
     }
 
 

@@ -28,6 +28,7 @@ from lt_shared.files.local_files import PartialDirectory, flock, is_at, partial_
 STATE = ".lt-convert.parts"
 PLAN, LEDGER = f"{STATE}/plan", f"{STATE}/ledger"
 LINE_BYTES = 256
+SHOWN = 8
 STARTED, FINISHED = "started", "finished"
 _BEING_MADE = f"{STATE}."
 
@@ -200,20 +201,26 @@ class Ledger:
         return _parsed(os.pread(descriptor, self.part.count * LINE_BYTES, 0), self.part.count)
 
 
-def remove_abandoned(destination: str) -> None:
-    """Delete what parts have left that began after the result was published, if none of them runs."""
+def remove_abandoned(destination: str, options: Mapping[str, Any]) -> None:
+    """Delete the files of parts with these options that began after the result was published, if none of them runs."""
     partial = partial_path(destination.rstrip("/"))
-    with contextlib.suppress(OSError), contextlib.ExitStack() as stack:
-        names = os.listdir(partial)
-        if STATE not in names and any(not name.startswith(_BEING_MADE) for name in names):
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError), contextlib.ExitStack() as stack:
+        if ownership.belongs_to_other(os.lstat(partial), os.path.dirname(partial)) is not None:
             return
-        for place in (*glob.glob(f"{glob.escape(partial)}/{STATE}/ledger"), *glob.glob(f"{glob.escape(partial)}/{STATE}/*.lock")):
-            descriptor = os.open(place, os.O_RDWR | os.O_NOFOLLOW)
+        names = os.listdir(partial)
+        if STATE in names:
+            with open(f"{partial}/{STATE}/plan", "rb") as file:
+                if strict_json.loads(file.read())["options"] != json.loads(json.dumps(options)):
+                    return
+        elif any(not name.startswith(_BEING_MADE) for name in names):
+            return
+        locked = (f"{glob.escape(partial)}/{STATE}/{name}" for name in ("ledger", "*.lock"))
+        for place in (partial, *(path for pattern in locked for path in glob.glob(pattern))):
+            descriptor = os.open(place, os.O_RDONLY | os.O_DIRECTORY if place == partial else os.O_RDWR)
             stack.callback(os.close, descriptor)
             # Without locks, nobody can tell: then it stays.
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if ownership.belongs_to_other(os.lstat(partial), os.path.dirname(partial)) is None:
-            shutil.rmtree(partial)
+        shutil.rmtree(partial)
 
 
 def pending(destination: str) -> list[str]:
@@ -234,6 +241,12 @@ def describe(lines: Sequence[Line]) -> list[str]:
         for number, line in enumerate(lines)
         if line.state != FINISHED
     ]
+
+
+def abbreviated(unfinished: Sequence[str]) -> str:
+    """Join the descriptions of parts for a message, the first ones if there are many."""
+    more = f" and {len(unfinished) - SHOWN} more" if len(unfinished) > SHOWN else ""
+    return ", ".join(unfinished[:SHOWN]) + more
 
 
 def _parsed(content: bytes, count: int) -> list[Line]:

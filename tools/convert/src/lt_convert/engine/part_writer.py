@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from lt_convert.engine.division import Entry, divide
 from lt_convert.engine.journal import Journal, open_output, read_pieces, reason_for_distrust
-from lt_convert.engine.ledger import FINISHED, STARTED, STATE, Ledger, Terms, describe
+from lt_convert.engine.ledger import FINISHED, STARTED, STATE, Ledger, Terms, abbreviated, describe
 from lt_convert.engine.occupancy import check_replaceable
 from lt_convert.engine.output_writer import READ_BYTES, Pending, check_space, write_pending, write_small_files
 from lt_convert.tensors.checksums import Checksums, Piece
@@ -76,7 +76,9 @@ def write_part(
                 ledger.note(descriptor, FINISHED)
                 unfinished = describe(ledger.lines(descriptor))
                 if unfinished:
-                    note(f"{destination}: part {part.index} of {part.count} has finished; not finished: {', '.join(unfinished)}")
+                    note(
+                        f"{destination}: part {part.index} of {part.count} has finished; not finished: {abbreviated(unfinished)}"
+                    )
                     return False
                 pieces = _joined(outputs, division, directory, ledger, terms.identity)
                 source.join(_read_intervals(directory, ledger))

@@ -63,7 +63,7 @@ class Result:
         if not record or self.force or not record.is_up_to_date(dict(self.options), self.fingerprint, self.destination):
             return None
         occupancy.check_own(self.destination, record.files.sizes)
-        _remove_leftovers(self.destination)
+        _remove_leftovers(self.destination, self.options)
         note(f"{self.destination}: up to date")
         return self.checkpoint(list(record.files.sizes), record.iteration, record.loss)
 
@@ -171,7 +171,7 @@ def fingerprint(directory: str, source_format: str, destination: str) -> Fingerp
     return [storage.fingerprint(path) for path in sorted(paths)]
 
 
-def _remove_leftovers(destination: str) -> None:
+def _remove_leftovers(destination: str, options: Mapping[str, Any]) -> None:
     """Delete the remains of a run that was killed in its last deletions: the journal, and the result that was replaced.
 
     While a partial result is there, the replaced one stays: the process may be about to put it back.
@@ -184,10 +184,10 @@ def _remove_leftovers(destination: str) -> None:
     # Where the result belongs to root and cannot be changed, there is nothing to tidy.
     with contextlib.suppress(OSError):
         shutil.rmtree(path / STATE, ignore_errors=True)
-        ledger.remove_abandoned(destination)
         storage.remove(path / JOURNAL)
     replaced = path.parent / f".{path.name}.replaced"
     with contextlib.suppress(OSError):
         is_own = replaced.is_dir() and ownership.belongs_to_other(os.lstat(replaced), path.parent) is None
         if is_own and not replaced.is_symlink() and not os.path.lexists(partial_path(destination)):
             shutil.rmtree(replaced)
+    ledger.remove_abandoned(destination, options)

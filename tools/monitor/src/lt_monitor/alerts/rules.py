@@ -57,6 +57,8 @@ def on_record(state: RunState, record: Record, thresholds: Thresholds) -> Iterat
     """The findings about `record`, which `state` already contains."""
     for rule in _BY_KIND.get(record["kind"], ()):
         yield from rule(state, record, thresholds)
+    if record["kind"] == "step" and state.loss_trend is not None and not state.loss_trend.open_lines:
+        yield from trend_rules.divergence(state, record, thresholds)
 
 
 def on_pass(state: RunState, snapshot: Snapshot, thresholds: Thresholds) -> Iterator[Finding]:
@@ -352,7 +354,7 @@ def _checkpoint_missing(state: RunState, snapshot: Snapshot, thresholds: Thresho
 
 Rule = Callable[[RunState, Record, Thresholds], Iterator[Finding]]
 _BY_KIND: dict[str, tuple[Rule, ...]] = {
-    "step": (_nan, _loss_spike, _skipped_steps, trend_rules.divergence),
+    "step": (_nan, _loss_spike, _skipped_steps),
     "note": (_note, trend_rules.rank_wait),
     "job": (_job,),
     "gpu": (_gpu,),

@@ -55,6 +55,7 @@ FAULTS = (
     "hyperpod",
     "gpu-lost",
     "miscomputation",
+    "unknown",
 )
 # What ends a job whatever its severity: a job that was cancelled does not hang.
 ENDINGS = frozenset({"preemption", "time-limit", "requeue", "cancelled", "node-failure", "evicted", "killed", "exit"})

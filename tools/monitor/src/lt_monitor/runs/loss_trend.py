@@ -7,6 +7,7 @@ million lines covers 30,000. A spike counts as at most twice the usual loss, bec
 import dataclasses
 import itertools
 import statistics
+from collections.abc import Sequence
 
 BUCKETS = 64
 FIRST_LINES = 10
@@ -36,16 +37,18 @@ class LossTrend:
     open_lines: int = 0
     open_sum: float = 0.0
 
-    def take(self, step: int, loss: float) -> None:
-        """Add the loss of a step line."""
-        if self.buckets and step <= self.buckets[-1][0]:
-            # A restart repeats steps.
-            self.buckets = [bucket for bucket in self.buckets if bucket[0] < step]
-            self.open_lines, self.open_sum = 0, 0.0
-        if self.buckets and self.buckets[-1][1] > 0:
-            loss = min(loss, MAXIMUM_FACTOR * self.buckets[-1][1])
-        self.open_lines += 1
-        self.open_sum += loss
+    def take(self, step: int, losses: Sequence[float]) -> None:
+        """Add the losses of some step lines, the last one of `step`."""
+        if self.buckets:
+            last_step, last_mean = self.buckets[-1]
+            if step <= last_step:
+                # A restart repeats steps.
+                self.buckets = [bucket for bucket in self.buckets if bucket[0] < step]
+                self.open_lines, self.open_sum = 0, 0.0
+            if last_mean > 0:
+                losses = [min(loss, MAXIMUM_FACTOR * last_mean) for loss in losses]
+        self.open_lines += len(losses)
+        self.open_sum += sum(losses)
         if self.open_lines < self.lines:
             return
         self.buckets.append([step, self.open_sum / self.open_lines])

@@ -17,7 +17,7 @@ from lt_monitor.events.steps import epoch_seconds
 from lt_monitor.runs.attempt_boundary import begins_attempt, guessed_resume, log_interval, start_key
 from lt_monitor.runs.fault_costs import FaultCosts
 from lt_monitor.runs.log_state import LogState
-from lt_monitor.runs.loss_trend import LossTrend
+from lt_monitor.runs.loss_trend import FIRST_LINES, LossTrend
 from lt_monitor.runs.rank_faults import add_fault, faults_after_step
 from lt_monitor.runs.rank_waits import RankWaits
 from lt_monitor.runs.time_accounting import AttemptTotals
@@ -84,8 +84,8 @@ class RunState:
     best_seconds: float | None = None
     gpus: dict[str, Record] = dataclasses.field(default_factory=dict)
     costs: FaultCosts = dataclasses.field(default_factory=FaultCosts)
-    loss_trend: LossTrend = dataclasses.field(default_factory=LossTrend)
-    rank_waits: RankWaits = dataclasses.field(default_factory=RankWaits)
+    loss_trend: LossTrend | None = None
+    rank_waits: RankWaits | None = None
     failed_before: Record = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -204,8 +204,8 @@ class RunState:
         fields = dict(record)
         fields["attempts"] = [AttemptTotals(**entry) for entry in fields["attempts"]]
         fields["costs"] = FaultCosts(**fields.get("costs", {}))
-        fields["loss_trend"] = LossTrend(**fields.get("loss_trend", {}))
-        fields["rank_waits"] = RankWaits(**fields.get("rank_waits", {}))
+        fields["loss_trend"] = LossTrend(**fields["loss_trend"]) if fields.get("loss_trend") else None
+        fields["rank_waits"] = RankWaits(**fields["rank_waits"]) if fields.get("rank_waits") else None
         fields["logs"] = {file: LogState(**entry) for file, entry in fields["logs"].items()}
         if not fields["attempts"] or not isinstance(fields["run"], str):
             raise ValueError("a run without a name or without attempts")
@@ -266,7 +266,8 @@ class RunState:
             self._guess_resume(totals, totals.first_step)
             totals.correct_first_line(self._log_interval(totals))
         self.last, self.last_at = record, at
-        self.faults = faults_after_step(self.faults, record, at, now)
+        if self.faults:
+            self.faults = faults_after_step(self.faults, record, at, now)
         self.seen, self.saving, self.end = now, None, {}
         loss, seconds = record.get("loss"), record.get("step_seconds")
         self.recent.append({"step": step, "loss": loss, "step_seconds": seconds, "tokens_per_second": self.tokens_per_second()})
@@ -277,8 +278,9 @@ class RunState:
         self.nan_steps += record.get("nan_steps") or 0
         self.skipped_in_a_row = self.skipped_in_a_row + 1 if record.get("skipped_steps") else 0
         self.losses_missing = 0 if loss is not None else self.losses_missing + 1
-        if loss is not None:
-            self.loss_trend.take(step, loss)
+        if self.step_lines % FIRST_LINES == 0:
+            self.loss_trend = self.loss_trend or LossTrend()
+            self.loss_trend.take(step, [line["loss"] for line in self.recent[-FIRST_LINES:] if line["loss"] is not None])
         if loss is not None and (self.maximum_loss is None or loss > self.maximum_loss):
             self.maximum_loss = loss
         return True
@@ -298,6 +300,7 @@ class RunState:
         if kind == "note" and record["note"] == LocalCheckpoint.NOTE:
             self._local_checkpoint(totals, record.get("fields") or {}, at)
         elif kind == "note" and record["note"] == "timers":
+            self.rank_waits = self.rank_waits or RankWaits()
             self.rank_waits.take(record.get("fields") or {})
         elif kind == "note" and record["note"] == Started.NOTE:
             self._started(totals, record.get("fields") or {}, at)

@@ -22,7 +22,9 @@ def state_for(runs: dict[str, RunState], record: Record) -> RunState:
 
     A job whose log Slurm does not know belongs to the run that it had before, else to the one run whose log has its number.
     """
-    candidates = list(runs.values()) if record["kind"] == "job" and "log" not in record else []
+    if record["kind"] != "job" or "log" in record:
+        return state_of(runs, record["run"])
+    candidates = list(runs.values())
     same = (state for state in candidates if state.job.get("job") == record["job"])
     number = re.compile(rf"(?<![0-9]){re.escape(str(record.get('job')))}(?![0-9_])")
     named = [state for state in candidates if any(number.search(file.rsplit("/", 1)[-1]) for file in state.logs)]

@@ -68,6 +68,9 @@ def open_source(directory: str, files: Files) -> Source:
             config, stored = consolidated.read(directory, files)
         else:
             config = dict(strict_json.loads(files.read(path, 0, files.size_bytes(path))))
+            # MLX's own field: transformers has another one.
+            if isinstance(config.get("quantization"), dict):
+                raise BadConfig("quantized by MLX, which is not read", "use the model that was quantized")
             openai = config if openai_original.is_original(config) else None
             config = config if openai is None else openai_original.config_for_transformers(openai, path)
         architecture = huggingface.from_config(config, name)

@@ -91,7 +91,7 @@ _ASCEND_SAYS = regex(
     rb"|aicore exception|device heartbeat lost|[Ii]nner error is reported as above"
 )
 _HCCL = regex(rb"HCCL|hccl")
-_UNAVAILABLE = regex(rb"507008|507010|507899|device heartbeat lost|107020|507053")
+_UNAVAILABLE = regex(rb"507008|507010|507899|device heartbeat lost|107020|50705[34]")
 
 # jaxlib's coordination service: another task has gone, was preempted, or did not come to a barrier.
 _COORDINATION = regex(
@@ -109,6 +109,8 @@ _TPU = regex(
     rb"Accelerator device halted prematurely|TPU slice (?:has )?failed|[Tt]he TPU is already in use|TPU initialization failed"
     rb"|Failed to (?:initialize|open) (?:TPU|libtpu)|Unable to initialize backend 'tpu'|TPU.{0,40}health check failed"
 )
+# A device that failed, although the words around it are those of a task that has gone.
+_TPU_FAILED = regex(rb"TPU slice (?:has )?failed|Accelerator device halted")
 _TPU_IN_USE = regex(rb"already in use|TPU initialization failed: open\(/dev/accel")
 
 
@@ -151,6 +153,8 @@ def ascend(line: Line) -> Record | None:
 def coordination(line: Line) -> Record | None:
     """Parse a JAX task that lost its connection to the other tasks."""
     match = _COORDINATION.search(line.text)
+    if match is not None and _TPU_FAILED.search(line.text) is not None:
+        return None
     if match is None or _COORDINATION_LINE.search(line.text) is None or is_warning(line, match.start()):
         return None
     # This process ends itself, by SIGABRT, and says no other reason.

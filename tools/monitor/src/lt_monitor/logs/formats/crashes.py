@@ -26,6 +26,7 @@ KEYWORDS = (
     (b"Segfault encountered", b": not found", b".pm in @INC", b"fish: Unknown"),
     (b"Fatal error condition", b"ptxas fatal", b"nvcc fatal", b"nvlink fatal", b"nvlink error"),
     (b"ptxas error", b"; error   : ", b"fatbinary fatal"),
+    (b"Timeout (", b"] signal (", b"F0000 00:00:", b"Non-OK-status", b"FATAL Flags parsing error"),
 )
 
 _TERMINATE = regex(
@@ -53,6 +54,11 @@ _HANDLED = regex(
     rb"|^" + BRACKETS + rb"(?:(?P<torch>!!!!!!! Segfault encountered !!!!!!!)"
     rb"|Fatal error condition occurred in \S{1,400}:\d{1,7}: )"
 )
+# Julia's handler, absl's fatal lines, and faulthandler, which prints the stacks of a program that hangs.
+_JULIA = regex(rb"^\[\d{1,10}\] signal \((?P<number>\d{1,2})(?:\.\d{1,3})?\): ")
+_FATAL = regex(rb"^F\d{4} \d\d:\d\d:[\d.]{1,30} {1,9}\d{1,20} [^\s\]]{1,200}:\d{1,6}\] ")
+_HUNG = regex(rb"^Timeout \((?:\d{1,4} days?, )?\d{1,5}:\d\d:\d\d(?:\.\d{1,6})?\)!\s{0,9}$")
+_FLAGS = regex(rb"^FATAL Flags parsing error: ")
 _SIGNAL = regex(
     # bash fills the word up to 24 characters.
     rb"(?P<name>Illegal instruction|Floating point exception|Trace/breakpoint trap)"
@@ -121,6 +127,14 @@ def _crash_at(line: Line, begin: int) -> Record | None:
         return fault(line, "killed", cause, "critical", begin, signal=int(signal.Signals["SIG" + name]))
     if (match := _SIGNAL.search(body)) is not None:
         return fault(line, "killed", "unknown", "critical", begin, signal=_SIGNALS[match["name"]])
-    if _INSTALLATION.match(body) is not None:
+    if (match := _JULIA.match(body)) is not None:
+        number = int(match["number"])
+        asked = number in (signal.SIGINT, signal.SIGTERM)
+        return fault(line, "killed", "cascade" if asked else "root", "critical", begin, signal=number)
+    if _FATAL.match(body) is not None:
+        return fault(line, "killed", "root", "critical", begin, signal=6)
+    if _HUNG.match(body) is not None:
+        return fault(line, "unknown", "unknown", "critical", begin)
+    if _INSTALLATION.match(body) is not None or _FLAGS.match(body) is not None:
         return fault(line, "configuration", "unknown", "critical", begin)
     return None

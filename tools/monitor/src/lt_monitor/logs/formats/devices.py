@@ -33,13 +33,14 @@ _LOST = regex(
 )
 _NETWORK_DEVICE = regex(
     rb"Got (?:fatal |non-fatal )?async (?:error )?event ?: (?:port error|local catastrophic error|device fatal|QP fatal|CQ error)"
-    rb"|Port: \d{1,3} Link DOWN|Link is Down|mlx5_core .{1,80}(?:health compromised|[Ll]ink down|Fatal error \d{1,3} detected)"
+    rb"|Port: \d{1,3} Link DOWN|Link is Down"
+    rb"|mlx5_core .{1,80}(?:health compromised|handling bad device|[Ll]ink down|Fatal error \d{1,3} detected)"
     rb"|mlx5_\d{1,3} port \d{1,3} .{0,40}state changed to DOWN"
 )
 _HUNG_TASK = regex(rb"INFO: task .{1,80} blocked for more than (?P<seconds>\d{1,9}) seconds")
 _ECC = regex(
     rb"uncorrectable ECC error|ECC_UNCORRECTABLE|cudaErrorECCUncorrectable|[Uu]ncorrectable ECC"
-    rb"|double[- ]bit ECC"
+    rb"|HIP error: [^\r\n]{0,40}\bECC\b|double[- ]bit ECC"
 )
 _CUDA = regex(
     rb"CUDA (?:driver |runtime )?[Ee]rror: (?P<error>[^\r\n]{1,200})|cuda runtime error \(\d{1,5}\)|CUDNN_STATUS_[A-Z_]{3,60}"

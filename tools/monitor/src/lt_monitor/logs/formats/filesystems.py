@@ -17,7 +17,9 @@ _ERRORS_ON_PATHS = frozenset({19, 101, 103, 107, 110, 113})
 _NOT_CONNECTED, _READ_ONLY = 107, 30
 # The kernel's own numbers, which no program should see (EBADHANDLE 521, ESERVERFAULT 526).
 _KERNEL_ERRORS = range(512, 532)
-_NUMBER = regex(rb"\[Errno (?P<errno>\d{1,3})\]|\(os error (?P<os>\d{1,3})\)|\berrno = (?P<hdf5>\d{1,3}),")
+_NUMBER = regex(
+    rb"\[Errno (?P<errno>\d{1,3})\]|\(os error (?P<os>\d{1,3})\)|\berrno = (?P<hdf5>\d{1,3}),|\bOs \{ code: (?P<rust>\d{1,3}),"
+)
 _TEXTS = {
     b"Input/output error": 5,
     b"No locks available": 37,
@@ -61,7 +63,7 @@ def failed(line: Line) -> Record | None:
     if number == _READ_ONLY:
         return fault(line, "configuration", "root", "critical", path=named)
     if number == _NOT_CONNECTED and path is None:
-        return fault(line, "network", "root", "critical") if match.lastgroup != "text" else None
+        return fault(line, "filesystem", "root", "critical") if match.lastgroup != "text" else None
     is_error = number in _ERRORS or number in _KERNEL_ERRORS or (number in _ERRORS_ON_PATHS and path is not None)
     return fault(line, "filesystem", "root", "critical", path=named) if is_error else None
 

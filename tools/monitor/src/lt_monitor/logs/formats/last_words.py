@@ -6,7 +6,7 @@ same text, apart from digits: a tag of GNU parallel, a task of Determined, a pre
 
 import re
 
-from lt_monitor.logs.labels import prefixes
+from lt_monitor.logs.labels import margins, prefixes
 from lt_monitor.logs.line_parsers import BRACKETS, regex
 from lt_monitor.logs.lines import Line
 
@@ -88,6 +88,11 @@ _LAST_ERROR = regex(
     rb"(?:^|\n)(?P<line>(?:[\w./-]{1,200}: )?(?:\x1b\[[\d;]{0,20}m)?(?:fatal|FATAL|Fatal|error|ERROR|Error)(?: error)?"
     rb"(?:\x1b\[[\d;]{0,20}m)?: [^\n]{1,2000})\s{0,99}(?:\n[^\n]{0,400}){0,2}$"
 )
+# JavaScript's, with its frames.
+_WITH_FRAMES = regex(
+    rb"(?:^|\n)(?P<line>(?:Uncaught )?(?:[A-Z]\w{0,60})?Error(?: \[\w{1,60}\])?: [^\n]{1,2000})\n(?: {4}at [^\n]{1,400}\n){1,60}"
+    rb"(?:[^\n]{0,400}\n){0,8}[^\n]{0,400}$"
+)
 # Programs that start the trainer; their errors are not the trainer's exceptions.
 _OUTSIDE = regex(rb"(?:srun|sbatch|salloc|scancel|slurmstepd|slurmd|kubectl|docker|podman|apptainer|singularity|enroot): ")
 
@@ -95,7 +100,7 @@ _OUTSIDE = regex(rb"(?:srun|sbatch|salloc|scancel|slurmstepd|slurmd|kubectl|dock
 def last_error(text: bytes) -> tuple[bytes, str, str] | None:
     """Find an error at the end of a log in a form that no other format knows; return its line, fault and cause."""
     begin = max(0, len(text) - LAST_BYTES)
-    for pattern in (_BARE_EXCEPTION, _LAST_ERROR):
+    for pattern in (_BARE_EXCEPTION, _WITH_FRAMES, _LAST_ERROR):
         match = pattern.search(text.rstrip(), begin)
         if match is not None:
             line = match["line"].strip()
@@ -105,3 +110,40 @@ def last_error(text: bytes) -> tuple[bytes, str, str] | None:
         if match is not None:
             return match["line"], name, cause
     return None
+
+
+# A line that tells of a failure in words alone, at its beginning (behind labels) or as the last word of a program.
+_FAILED = regex(
+    rb"^(?:(?:\[|<)?(?:FATAL|CRITICAL|ERROR)[\]>:]?[\s|]|(?:\[|<)?(?:FATAL|CRITICAL|ERROR|Fatal|Critical|fatal|critical|Error|error)(?:\]|>)?"
+    rb"(?::| [-|]|  ?(?=[\[A-Z])|\]| error)"
+    rb"|(?:make|gmake|ninja|cmake|sbatch|salloc|scontrol|torchrun|accelerate|deepspeed|docker|podman|kubectl|apptainer|enroot|pyxis)"
+    rb"(?:\[\d{1,3}\])?: (?:\*\*\* |error|fatal|build stopped))"
+    rb"|(?i:\bgiving up\b|\baborting\b|\bexiting (?:now|with|due to|because)\b|\bterminated abnormally\b|\bcannot continue\b"
+    rb"|\bunrecoverable\b|\b(?:job|run|training|process|program|script|task) (?:has )?(?:failed|crashed|aborted)\b)"
+)
+_NO_FAILURE = regex(
+    rb"(?i)\bwandb\b|\bnon-fatal\b|\bretry|\bwill (?:be )?(?:retried|ignored?)|\bfall(?:ing)? ?back|\bskip|\bignor|\binstead\b"
+    rb"|\bcontinu(?:e|ing) (?:with|without)"
+    rb"|\bUnable to register\b|\b(?:0|no) (?:errors?|failures?)\b|\bdoes not affect\b|\bcan be (?:safely )?ignored"
+)
+TELLING_LINES = 3
+# The last lines, among which a failure stands.
+LAST_LINES = 6
+
+
+def telling(text: bytes) -> bytes | None:
+    """Return the first of the last lines of `text` that tells of a failure in words alone; None if no line does."""
+    lines = [_COLOUR.sub(b"", line) for line in text[-LAST_BYTES:].rstrip().split(b"\n")]
+    filled = [line for line in lines if line.strip()][-LAST_LINES:]
+    for line in filled:
+        begins = (Line(line, 0).body, *margins.boundaries(line, Line(line, 0).body))
+        words = next((line[begin:] for begin in begins if _FAILED.match(line[begin:]) is not None), None)
+        words = words if words is not None else line if not _is_quiet(line) and _FAILED.search(line) is not None else None
+        if words is not None and _NO_FAILURE.search(line) is None:
+            return line
+    return None
+
+
+def _is_quiet(line: bytes) -> bool:
+    """Whether a logger printed the line as information or as a warning."""
+    return margins.is_quiet(line)

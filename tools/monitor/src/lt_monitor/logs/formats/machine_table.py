@@ -1,6 +1,16 @@
 """The rows of `table.PARSERS` for machines, schedulers and clouds."""
 
-from lt_monitor.logs.formats import accelerators, batch_systems, filesystems, kernel, launch, launchers, notices, process_exits
+from lt_monitor.logs.formats import (
+    accelerators,
+    batch_systems,
+    filesystems,
+    intel,
+    kernel,
+    launch,
+    launchers,
+    notices,
+    process_exits,
+)
 from lt_monitor.logs.line_parsers import Parser
 
 MACHINE_PARSERS: tuple[tuple[Parser, tuple[bytes, ...]], ...] = (
@@ -23,6 +33,20 @@ MACHINE_PARSERS: tuple[tuple[Parser, tuple[bytes, ...]], ...] = (
         (b"hipError", b"no ROCm-capable", b"No HIP GPUs", b"RAS poison", b"ncorrectable error", b"ncorrectable hardware"),
     ),
     (accelerators.rocm, (b"initialize SMU", b"not right state", b"fatal error event")),
+    (intel.error, (b"Device acquire failed", b"Device already acq", b"habanalabs hl", b"habanalabs 0", b"MODULE:PT_DEVMEM")),
+    (
+        intel.error,
+        (
+            b"ERROR_DEVICE_LOST",
+            b"ERROR_DEVICE_REQ",
+            b"ERROR_OUT_OF_DEVICE",
+            b"ERROR_OUT_OF_RESOURCES",
+            b" GPU HANG",
+            b"Timedout job",
+        ),
+    ),
+    (intel.error, (b"device wedged", b"declared wedged", b"Resetting chip for", b"GT reset failed", b"memory cat error")),
+    (intel.error, (b"declared device", b"][error]", b"][critical]", b"Abort was called at")),
     (
         filesystems.client,
         (

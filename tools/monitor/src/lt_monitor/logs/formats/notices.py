@@ -30,6 +30,7 @@ _SIGNAL = regex(
     rb"|(?<!TensorBoard )(?:[Rr]eceived|[Cc]aught|[Gg]ot)(?: the| a)?(?: signal)?:? (?:SIG|Signals\.SIG)"
     rb"(?P<name>TERM|INT|HUP|USR1|USR2)\b"
     rb"|(?:[Rr]eceived|[Cc]aught|[Gg]ot) signal:? (?P<plain>1|2|10|12|15)\b|SIGTERMException"
+    rb"|[Ss]ignal (?P<of>1|2|10|12|15) \(SIG\w{2,6}\) (?:caught|received)"
     rb"|(?P<interrupt>Detected KeyboardInterrupt, )"
     rb"|\*\*\* SIG(?P<glog>TERM|INT|HUP|USR1|USR2) (?:\(@|received (?:at time=|by PID )\d)"
     rb"|^(?:.{0,200}: (?:line )?\d{1,9}:? {1,8}\d{0,12} {0,8})?(?P<shell>Terminated|User defined signal [12]|Hangup)(?:  "
@@ -61,6 +62,6 @@ def signalled(line: Line) -> Record | None:
     elif match["shell"]:
         number = int(_SHELL[match["shell"]])
     else:
-        plain = match["number"] or match["plain"]
+        plain = match["number"] or match["plain"] or match["of"]
         number = int(plain) if plain else _NAMES.get(match["elastic"] or match["name"] or match["glog"], 15)
     return fault(line, "killed", "cascade", "warning", signal=number)

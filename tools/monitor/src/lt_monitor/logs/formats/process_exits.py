@@ -19,9 +19,9 @@ _EXCEPTION = regex(
     rb"(?:\((?P<inner>\w{1,60})\))?(?:: |:?\s{0,200}$)"
 )
 _UNCAUGHT = regex(
-    # Of Java, whose thread "main" is the program.
-    rb"(?:\bUncaught (?:exception:? )?|^Exception in thread \"main\" )"
-    rb"(?P<name>(?:[A-Za-z_]\w{0,60}\.){0,8}[A-Z]\w{0,60}(?:Error|Exception))(?:: |\s*$)"
+    # Of Java, whose thread "main" is the program, and of Julia.
+    rb"(?:\bUncaught (?:exception:? )?|^Exception in thread \"main\" |^ERROR: (?:(?:LoadError|InitError|TaskFailedException): )?)"
+    rb"(?P<name>(?:[A-Za-z_]\w{0,60}\.){0,8}[A-Z]\w{0,60}(?:Error|Exception))(?:: |:?\s{0,9}$)"
 )
 _GONE = regex(
     rb"ConnectionResetError|ConnectionRefusedError|BrokenPipeError|EOFError|ChildFailedError|DistNetworkError|DistStoreError"
@@ -37,7 +37,9 @@ _DISK_FULL = regex(
     rb"No space left on device|Disk quota exceeded|PytorchStreamWriter failed writing|StorageFull|os error 28\)"
     rb"|\[Errno (?:28|122)\]"
     rb"|inline_container\.cc:\d{1,6}\] \. (?:unexpected pos \d{1,20} vs \d{1,20}|file write failed)|database or disk is full"
-    rb"|Error while serializing: (?:I/O error|IoError)"
+    # Of a file that went stale, and of a mount that failed, the filesystem is the cause.
+    rb"|Error while serializing: (?:I/O error|IoError)(?!\(Os \{ code: (?:5|107|108|116|121),"
+    rb"| [^\r\n]{0,80}\(os error (?:5|107|108|116|121)\))"
 )
 _CONFIGURATION = regex(
     rb"^(?:ModuleNotFoundError|ImportError|\w{0,60}ConfigurationError|\w{0,40}ConfigError|\w{0,40}ConfigException"
@@ -120,6 +122,8 @@ _LOADER_KILLED = regex(
     rb"|Terminated)"
     rb"|died with <Signals\.SIG\w{1,10}: (?P<number>\d{1,3})>|terminated with signal SIG(?P<short>KILL|SEGV|ABRT|TERM)\b"
 )
+# torch wraps the exceptions of its workers and replicas, and prints them behind its own.
+_CAUGHT_IN_WORKER = regex(rb": Caught \w{1,80} in (?:DataLoader worker process|replica|pin memory thread)")
 _SIGNAL_NAMES = {
     b"Killed": 9,
     b"Segmentation fault": 11,
@@ -193,7 +197,7 @@ def raised(line: Line, name: bytes, begin: int, message: int | None = None) -> R
         return fault(line, "killed", "cascade", "warning", signal=int(signalled["signal"]))
     if name.endswith(b"ChildFailedError"):
         return None
-    if name == b"KeyboardInterrupt":
+    if name in (b"KeyboardInterrupt", b"InterruptException"):
         return fault(line, "killed", "unknown", "warning", signal=2)
     if (worker := _LOADER_KILLED.search(line.text)) is not None:
         return killed(line, int(worker["number"]) if worker["number"] else _SIGNAL_NAMES[worker["name"] or worker["short"]])
@@ -217,6 +221,9 @@ def raised(line: Line, name: bytes, begin: int, message: int | None = None) -> R
         return fault(line, "nan", "root", "critical", message, exception=class_name)
     if _OF_NETWORK.search(name) is not None or _NETWORK.search(line.text, begin) is not None:
         return fault(line, "network", "root", "critical", message, exception=class_name)
+    if _CAUGHT_IN_WORKER.search(line.text, begin) is not None:
+        # The worker's own exception follows.
+        return fault(line, "traceback", "unknown", "critical", message, exception=class_name)
     is_gone = _GONE.search(line.text, begin) is not None
     return fault(line, "traceback", "cascade" if is_gone else "root", "critical", message, exception=class_name)
 

@@ -23,11 +23,9 @@ from lt_monitor.logs.trainers import (
     nanotron,
     nemo,
     neuronx,
-    olmo,
     torchtitan,
-    torchtune,
-    verl,
 )
+from lt_monitor.logs.trainers.table import OTHER_EVENTS, TUNING_PARSERS
 
 PARSERS: tuple[tuple[Parser, tuple[bytes, ...]], ...] = (
     (megatron.step, (b"elapsed time per iteration", b"elapsed_time_per_iteration", b"lm loss:", b"number of nan iterations")),
@@ -48,9 +46,7 @@ PARSERS: tuple[tuple[Parser, tuple[bytes, ...]], ...] = (
     (levanter.step, (b"Progress on:train ",)),
     (levanter.tracked, (b'"event": "log"',)),
     (composer.step, (b"loss/train/total",)),
-    (verl.step, (b" - actor/", b" - train/loss:", b"/global_step:", b" - timing_s/", b" - global_seqlen/", b" - val/loss:")),
-    (torchtune.bar, (b"|Loss: ",)),
-    (torchtune.step, (b" | loss:",)),
+    *TUNING_PARSERS,
     (benchmarks.mlperf, (b":::MLLOG",)),
     (megatron.evaluation, (b"lm loss value", b"lm_loss value", b"lm-loss value")),
     (aws_fsdp.evaluation, (b" Validation loss: ",)),
@@ -69,18 +65,7 @@ PARSERS: tuple[tuple[Parser, tuple[bytes, ...]], ...] = (
     (torchtitan.checkpoint, (b"ing the checkpoint", b"Last step checkpoint")),
     (deepspeed.overflow, (b"OVERFLOW! Rank ",)),
     (deepspeed.ending, (b"exits successfully",)),
-    (maxtext.evaluation, (b"eval metrics after step: ",)),
-    (
-        maxtext.checkpoint,
-        (b"checkpoint save for step ", b" a checkpoint at step ", b"Save Finalize is done", b"run's directory step "),
-    ),
-    (maxtext.parameters, (b"number parameters: ",)),
-    (levanter.evaluation, (b"validation loss: ", b" eval loss: ")),
-    (levanter.checkpoint, (b"checkpoint at step ",)),
-    (composer.evaluation, (b" Eval metrics/", b" Eval loss/eval")),
-    (olmo.evaluation, (b"/CrossEntropyLoss=", b"/CE loss=")),
-    (olmo.checkpoint, (b"checkpoint for step ", b"Checkpoint for step ", b"Checkpoint saved to ", b"Loading checkpoint from ")),
-    (olmo.ending, (b"Training complete",)),
+    *OTHER_EVENTS,
     (megatron.documents, (b" documents (",)),
     (megatron.progress, (b"\t# GPUs: ",)),
     (megatron.lifecycle, (b"] datetime: ", b"exiting program ", b"ended by ", b"time to initialize megatron")),
@@ -143,7 +128,10 @@ PARSERS: tuple[tuple[Parser, tuple[bytes, ...]], ...] = (
     ),
     (devices.lost, (b"rrorContained", b"OS call failed", b"peer GPU memory", b"NVIDIA-SMI has failed", b"to initialize NVML")),
     (devices.lost, (b"async error event", b" Link down", b" link down", b"Fatal error ", b"state changed to DOWN")),
-    (devices.lost, (b"launch timed out", b" async event", b" Link DOWN", b"Link is Down", b"health compromised")),
+    (
+        devices.lost,
+        (b"launch timed out", b" async event", b" Link DOWN", b"Link is Down", b"health compromised", b"handling bad device"),
+    ),
     (devices.hung_task, (b"INFO: task ",)),
     (memory.shared, (b"shared memory", b"</torch_", b"to extend /dev/shm", b"posix_fallocate failed", b"No space left on")),
     (memory.shared, (b"Bus error", b"(SIGBUS)", b"failed (exitcode", b"exitcode  : ", b"with return code = ", b"*** SIGBUS (")),
@@ -246,6 +234,7 @@ PARSERS: tuple[tuple[Parser, tuple[bytes, ...]], ...] = (
             b"[Errno 7",
             b"(os error ",
             b"errno = ",
+            b"Os { code: ",
         ),
     ),
     (filesystems.failed, (b"Input/output error", b"Stale file handle", b"Stale NFS", b"No locks available", b"Structure needs")),
@@ -342,7 +331,7 @@ PARSERS: tuple[tuple[Parser, tuple[bytes, ...]], ...] = (
         process_exits.exception,
         (b"Uncaught ", b"RayTaskError", b"RuntimeError", b"MemoryError", b"ValueError", b"ProcessExitedException"),
     ),
-    (process_exits.exception, (b'in thread "main" ',)),
+    (process_exits.exception, (b'in thread "main" ', b"InterruptException")),
     (
         process_exits.ending,
         (b"received by PID", b"failed (exitcode", b"Segmentation fault", b"Fatal Python error", b"exitcode  : "),
@@ -379,7 +368,18 @@ PARSERS: tuple[tuple[Parser, tuple[bytes, ...]], ...] = (
         notices.signalled,
         (b"Got signal", b"SIGTERMException", b"Terminated", b"User defined signal", b"Signals.SIG", b"signal SIG", b"Hangup "),
     ),
-    (notices.signalled, (b" received by PID", b" received at time=", b"Hangup\n", b"Detected KeyboardInterrupt")),
+    (
+        notices.signalled,
+        (
+            b" received by PID",
+            b" received at time=",
+            b"Hangup\n",
+            b"Detected KeyboardInterrupt",
+            b" (SIGTERM)",
+            b" (SIGINT)",
+            b" (SIGUSR",
+        ),
+    ),
     (process_exits.tool_error, (b"lt-train: error: ",)),
 )
 

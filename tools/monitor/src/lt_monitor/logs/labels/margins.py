@@ -232,7 +232,13 @@ def boundaries(line: bytes, begin: int) -> Iterator[int]:
     for token in tokens(line, begin):
         if token.kind == "level" and _QUIET.match(token.text) is not None:
             return
-        yield token.next
+        if token.kind not in ("name", "number") or not token.is_bare():
+            yield token.next
+
+
+def is_quiet(line: bytes) -> bool:
+    """Whether a label in front of the line has the level of a message that ends nothing."""
+    return any(token.kind == "level" and _QUIET.match(token.text) is not None for token in tokens(line))
 
 
 def _time(text: bytes) -> Record:

@@ -131,7 +131,7 @@ class LabelRemoval:
         kinds = frozenset[int]().union(*(prefixes.kinds(line) for line, end in zip(lines, ends, strict=True) if end))
         holds_envelopes = (end and envelopes.is_envelope(line[end:]) for line, end in zip(lines, ends, strict=True))
         if any(map(prefixes.is_foreign, kinds)) or (kinds and any(holds_envelopes)):
-            return _without_prefixes(block, kinds)
+            return _without_prefixes(block, kinds, prefixes.spellings(line[:end] for line, end in zip(lines, ends, strict=True)))
         return self._without_column(block, runs, ends, depth, kinds) or self._without_margin(block, lines, ends)
 
     def _without_column(
@@ -167,7 +167,8 @@ class LabelRemoval:
             return None
         self._next_shapes = self._bare_bytes + BARE_BYTES_PER_SHAPE
         margin = margins.recognise(lines)
-        if margin is None:
+        # The formats read lines behind one label in brackets as they are.
+        if margin is None or (margin.kinds == ("bracket",) and any(line[:1] == b"[" for line in lines)):
             return None
         pattern = margin.pattern()
         matches = ((pattern.match(b"\n" + line), end) for line, end in zip(lines, label_ends, strict=True))
@@ -177,12 +178,12 @@ class LabelRemoval:
         return None if text == block else Layer(block, text, None, margin.read)
 
 
-def _without_prefixes(block: bytes, kinds: frozenset[int]) -> Layer:
+def _without_prefixes(block: bytes, kinds: frozenset[int], spellings: tuple[bytes, ...] = ()) -> Layer:
     framed = b"\n" + block
     read = functools.partial(prefixes.read_chain, kinds=kinds)
     if (b" stdout P " in block or b" stderr P " in block) and _PART.search(framed) is not None:
         return _without_parts(block, read)
-    text = prefixes.lines_with(kinds).sub(b"\n", framed)[1:]
+    text = prefixes.lines_with(kinds, spellings).sub(b"\n", framed)[1:]
     return Layer(block, text, None, read, prefixes.names_nobody(kinds))
 
 

@@ -66,6 +66,7 @@ ADVICE: dict[str, Advice] = {
     "cancelled": Advice("nothing, if it was meant: somebody cancelled the job", Action.STOP),
     "hyperpod": Advice("nothing: HyperPod replaces the node and starts the step again", Action.AGAIN),
     "gpu-lost": Advice("exclude the node and have its GPU replaced", Action.WITHOUT_NODE),
+    "unknown": Advice("read the last lines: this version does not know the failure", Action.UNKNOWN),
     "miscomputation": Advice(
         "exclude the node and test its processors; find the last right checkpoint with lt-train replay", Action.WITHOUT_NODE
     ),
@@ -73,6 +74,7 @@ ADVICE: dict[str, Advice] = {
 _PAGE_FAULT = Advice(
     "run it with AMD_SERIALIZE_KERNEL=3 to find the kernel; if it recurs on this node alone, have its GPU checked", Action.UNKNOWN
 )
+_SYNAPSE = Advice("look for the first error in $HABANA_LOGS (LOG_LEVEL_ALL=3)", Action.UNKNOWN)
 _CONTAINED = Advice("start it again: the driver has set the memory aside; reset the GPU when the node is idle", Action.AGAIN)
 _BUSY_CONTROLLER = Advice(
     "start it again; if it recurs, ask whether Slurm's controller and its network are overloaded", Action.AGAIN
@@ -86,6 +88,7 @@ _LOCAL_DISK = Advice("exclude the node and have its disk checked", Action.WITHOU
 _BY_ACTION = {
     ("xid", "restart"): _CONTAINED,
     ("cuda-error", "page-fault"): _PAGE_FAULT,
+    ("cuda-error", "synapse"): _SYNAPSE,
     ("launch", "again"): _BUSY_CONTROLLER,
     ("launch", "stop"): _REFUSED_JOB,
     ("launch", "processes"): _TOO_MANY_PROCESSES,

@@ -14,13 +14,14 @@ from lt_monitor.events.escaping import printable
 from lt_monitor.events.records import MESSAGE_CHARACTERS, Record
 from lt_monitor.events.steps import epoch_seconds
 from lt_monitor.logs import log_files
-from lt_monitor.logs.formats import last_words, xids
+from lt_monitor.logs.formats import xids
+from lt_monitor.logs.line_parsers import BRACKETS
+from lt_monitor.logs.lines import Line
 from lt_monitor.logs.log_tail import LogTail
+from lt_monitor.runs.faults import log_endings
 from lt_monitor.runs.faults.advice import ADVICE, Action, advice
 from lt_monitor.runs.faults.failure_causes import (
-    ASKED,
     MAXIMUM_NAMED,
-    NAN_STEPS,
     SCHEDULER_FAULTS,
     precedence,
     ranks_text,
@@ -33,7 +34,6 @@ from lt_shared import credentials
 
 # Of those that steps follow: a dying process writes its buffered step lines after its traceback.
 LATE_OUTPUT_BYTES = 1 << 16
-CONTEXT_BYTES = 1 << 13
 # Keep the log open: if it is rotated meanwhile, the open file still has its end.
 MAXIMUM_OPEN_LOGS = 64
 _EARLY_ENDS = ("signal", "duration")
@@ -46,6 +46,7 @@ _THREAD = re.compile(
 )
 # Before the heading of a traceback or in the line above it; the program that said so goes on.
 _WARNED = re.compile(rb"\b(?:WARNING|WARN|Warning|DEBUG)\b|\[W\d{0,4}[ \]]|(?:^|\n|\s)W\d{4} ")
+_LOGGED = re.compile(rb"(?:[^\n]{0,120}?[\s:|\[(-])?(?:ERROR|Error|CRITICAL|FATAL)[\s:|\])-][^\n]*\n$")
 MINIMUM_LINES_AFTER_WARNING = 5
 _TRACEBACK = b"Traceback (most recent call last)"
 _ELASTIC_HOST = re.compile(rb"host {1,8}: (?P<host>[A-Za-z0-9][\w.-]{0,252})\r?\n.{0,60}?rank {1,8}: (?P<rank>\d{1,7}) ")
@@ -135,19 +136,24 @@ def _of_job(tails: Sequence[LogTail]) -> Cause:
     while _says_failure(faults):
         chosen = root_cause(faults)
         assert chosen is not None
-        if not _is_harmless(chosen, faults, tail_by_name):
+        if not _is_harmless(chosen, faults, tail_by_name, is_completed):
             return _cause(chosen, faults, tail_by_name, last_step)
         faults = [fault for fault in faults if fault is not chosen]
     if not is_completed and (reason := next((end for tail in tails if (end := _end(tail)) is not None), None)) is not None:
         action = Action.AGAIN if reason in _EARLY_ENDS else Action.UNKNOWN if reason == "failed" else Action.NONE
         return _nothing(f"ended early: {reason}" if action is not Action.NONE else "completed", action, last_step)
-    if (nan := next((fault for tail in tails if (fault := _nan(tail)) is not None), None)) is not None:
+    if (nan := next((fault for tail in tails if (fault := log_endings.nan(tail)) is not None), None)) is not None:
         return _cause(nan, [nan], tail_by_name, last_step)
     if (
         not is_completed
-        and (last := next((fault for tail in tails if (fault := _last_error(tail)) is not None), None)) is not None
+        and (last := next((fault for tail in tails if (fault := log_endings.last_error(tail)) is not None), None)) is not None
     ):
         return _cause(last, [last], tail_by_name, last_step)
+    if (
+        not is_completed
+        and (told := next((fault for tail in tails if (fault := log_endings.telling(tail)) is not None), None)) is not None
+    ):
+        return _cause(told, [told], tail_by_name, last_step)
     return _nothing("completed" if is_completed else "no failure", Action.NONE, last_step)
 
 
@@ -173,104 +179,23 @@ def _is_completed(tail: LogTail) -> bool:
     begin = max(0, tail.size - LATE_OUTPUT_BYTES)
     completions = list(_COMPLETED.finditer(tail.text(begin, tail.size)))
     started = max((record["src"]["offset"] for record in tail.records if record["kind"] == "start"), default=-1)
-    return bool(completions) and begin + completions[-1].start() > max(_recovered(tail)[1], started)
-
-
-def _recovered(tail: LogTail) -> tuple[int, int]:
-    """The offset before which faults are over (two steps or bars follow), and the offset of the last step or bar."""
-    steps = [(record["src"]["offset"], record["step"]) for record in tail.records if record["kind"] == "step"]
-    pairs = [_last_two(steps), _last_two(tail.progress)]
-    return max(pair[0] for pair in pairs), max(pair[1] for pair in pairs)
-
-
-def _last_two(marks: Sequence[tuple[int, Any]]) -> tuple[int, int]:
-    """The offsets of the last two marks that differ, -1 for one that is not there."""
-    if not marks:
-        return -1, -1
-    last = marks[-1][1]
-    before = next((offset for offset, mark in reversed(marks) if mark != last), -1)
-    return before, marks[-1][0]
+    return bool(completions) and begin + completions[-1].start() > max(log_endings.recovered(tail)[1], started)
 
 
 def _open_faults(tail: LogTail) -> list[Record]:
     """Return the faults at the end of a log."""
-    over, _ = _recovered(tail)
+    over, _ = log_endings.recovered(tail)
     started = max((record["src"]["offset"] for record in tail.records if record["kind"] == "start"), default=-1)
     faults = [record for record in tail.records if record["kind"] == "fault"]
     open_faults = [fault for fault in faults if fault["src"]["offset"] > max(over, started)]
     # A cloud's notice comes a minute before the end, and steps go on until then.
     open_faults = [fault for fault in faults if fault.get("is_notice") and started < fault["src"]["offset"] <= over] + open_faults
-    open_faults += _last_word(tail, open_faults)
+    open_faults += log_endings.last_word(tail, open_faults)
     if open_faults and all(precedence(fault) >= 4 for fault in open_faults):
         # The job failed, but buffered step lines come after the lines that say why.
         late = [fault for fault in faults if max(started, over - LATE_OUTPUT_BYTES) < fault["src"]["offset"] <= over]
         open_faults = [fault for fault in late if precedence(fault) <= 1] + open_faults
     return open_faults
-
-
-def _last_word(tail: LogTail, faults: Sequence[Record]) -> list[Record]:
-    """The shell's message about a program that a signal ended, if it is the last line."""
-    begin = tail.size - CONTEXT_BYTES
-    signalled = last_words.signalled(tail.context(begin, tail.size))
-    if signalled is None or any(fault["fault"] == "killed" for fault in faults):
-        return []
-    word, number = signalled
-    text = tail.text(begin, tail.size)
-    line_begin = text.rfind(b"\n", 0, text.rfind(word)) + 1
-    source = {"file": tail.shown, "offset": max(0, begin) + line_begin}
-    return [_fault("killed", "cascade" if number in ASKED else "unknown", word.decode(), source, signal=number)]
-
-
-def _last_error(tail: LogTail) -> Record | None:
-    """The error that the last lines tell of in a form that no format knows, if no steps follow it."""
-    begin = max(0, tail.size - CONTEXT_BYTES)
-    raw = tail.text(begin, tail.size)
-    error = last_words.last_error(tail.context(begin, tail.size))
-    if error is None:
-        return None
-    line, name, cause = error
-    at = begin + max(0, raw.rfind(line))
-    at = begin + raw.rfind(b"\n", 0, at - begin) + 1
-    is_known = any(record["kind"] == "fault" and record["src"].get("offset") == at for record in tail.records)
-    if is_known or at < max(_recovered(tail)):
-        return None
-    source = {"file": tail.shown, "offset": at}
-    return _fault(name, cause, line.decode(errors="replace")[:MESSAGE_CHARACTERS], source)
-
-
-def _nan(tail: LogTail) -> Record | None:
-    """Steps at the end whose loss is no number."""
-    logged = [(offset, text) for offset, text in tail.progress if text.startswith(b"{")][-NAN_STEPS:]
-    if len(logged) == NAN_STEPS and all(_is_without_number(text) for _, text in logged):
-        source = {"file": tail.shown, "offset": logged[0][0]}
-        return _fault("nan", "root", f"the last {NAN_STEPS} losses are not a number", source)
-    message = f"the loss of the last {NAN_STEPS} step lines is not a number"
-    steps = [record for record in tail.records if record["kind"] == "step"][-NAN_STEPS:]
-    if len(steps) == NAN_STEPS and all(map(_has_no_loss, steps)):
-        return _fault("nan", "root", message, steps[0]["src"])
-    begin = max(0, tail.size - CONTEXT_BYTES)
-    if steps or not last_words.losses_without_number(tail.context(begin, tail.size), NAN_STEPS):
-        return None
-    at = begin + tail.text(begin, tail.size).rstrip().rfind(b"\n") + 1
-    return _fault("nan", "root", message, {"file": tail.shown, "offset": at})
-
-
-def _is_without_number(logged: bytes) -> bool:
-    return b"'loss': nan" in logged or (b"'loss': 0.0," in logged and b"'grad_norm': nan" in logged)
-
-
-def _has_no_loss(step: Record) -> bool:
-    """Whether the loss is no number.
-
-    Megatron-DeepSpeed leaves such a loss out, and transformers' Trainer writes 0; their gradients' norm is no number either.
-    """
-    if step.get("nan_steps") or step.get("loss", 0) is None:
-        return True
-    return not step.get("loss") and step.get("grad_norm", 0) is None
-
-
-def _fault(name: str, cause: str, message: str, source: Record, **fields: Any) -> Record:
-    return {"kind": "fault", "fault": name, "cause": cause, "severity": "critical", "message": message, "src": source, **fields}
 
 
 def _says_failure(faults: Sequence[Record]) -> bool:
@@ -290,20 +215,25 @@ def _in_order(faults: list[Record]) -> list[Record]:
     return faults
 
 
-def _is_harmless(fault: Record, faults: Sequence[Record], tails: dict[str, LogTail]) -> bool:
-    """Whether it is the exception of a thread or of a destructor, which end no process, or was logged as a warning."""
+def _is_harmless(fault: Record, faults: Sequence[Record], tails: dict[str, LogTail], is_completed: bool) -> bool:
+    """Whether it is the exception of a thread or of a destructor, which end no process, or was logged as a warning.
+
+    A traceback that a logger printed ends no job that is complete.
+    """
     tail = tails.get(str(fault["src"].get("file")))
     if tail is None or (fault["fault"] not in ("traceback", "rendezvous") and "exception" not in fault):
         return False
     offset = fault["src"]["offset"]
-    before = tail.context(offset - CONTEXT_BYTES, offset)
+    before = tail.context(offset - log_endings.CONTEXT_BYTES, offset)
     traceback = before.rfind(_TRACEBACK)
     if traceback < 0:
         return False
     if _THREAD.search(before, max(0, traceback - 200), traceback) is not None:
         return True
     logged = before.rfind(b"\n", 0, max(0, before.rfind(b"\n", 0, traceback))) + 1
-    goes_on = tail.context(offset, offset + CONTEXT_BYTES).count(b"\n") > MINIMUM_LINES_AFTER_WARNING
+    if is_completed and _LOGGED.match(before, logged, traceback) is not None:
+        return True
+    goes_on = tail.context(offset, offset + log_endings.CONTEXT_BYTES).count(b"\n") > MINIMUM_LINES_AFTER_WARNING
     is_last = all(other["src"]["offset"] <= offset for other in faults if other["src"].get("file") == tail.shown)
     return goes_on and is_last and _WARNED.search(before, logged, traceback) is not None
 
@@ -316,7 +246,8 @@ def _cause(chosen: Record, faults: Sequence[Record], tails: dict[str, LogTail], 
     is_place = tail is not None and type(offset) is int
     line = _line(tail, offset) if tail is not None and is_place else None
     # What goes to chat rooms has no secrets.
-    texts = credentials.covered({"message": _without_prefix(chosen["message"]), "text": line})
+    message = _continued(tail, _without_prefix(chosen["message"]), offset) if tail is not None and is_place else chosen["message"]
+    texts = credentials.covered({"message": _without_prefix(message), "text": line})
     return Cause(
         fault=chosen["fault"] if chosen["fault"] in ADVICE else "other",
         cause=chosen["cause"],
@@ -335,9 +266,26 @@ def _cause(chosen: Record, faults: Sequence[Record], tails: dict[str, LogTail], 
 
 
 def _without_prefix(message: str) -> str:
-    """The message without the time and host of the kernel's log."""
+    """The message without the time and host of the kernel's log, and without the bar of an exception group."""
     _, kernel, text = message.partition(" kernel: ")
-    return text if kernel else message
+    return (text if kernel else message).lstrip("|\u2502 ")
+
+
+def _continued(tail: LogTail, message: str, offset: int) -> str:
+    """Add the next line to a message that ends in a colon, because the words of a panic stand there."""
+    if not message.endswith(":"):
+        return message
+    # The lines before show the labels of the next line.
+    text = tail.context(offset - log_endings.CONTEXT_BYTES, offset + log_endings.CONTEXT_BYTES)
+    begin = text.rfind(message.encode())
+    if begin < 0:
+        return message
+    label, _, following = text[text.rfind(b"\n", 0, begin) + 1 :].partition(message.encode())
+    line = Line(following.removeprefix(b"\n").partition(b"\n")[0], 0)
+    # A message that begins with a label has none before it.
+    same_label = re.compile(re.sub(rb"\d+", rb"\\d+", re.escape(label)) if label else BRACKETS).match(line.text)
+    words = line.decode(max(line.body, same_label.end() if same_label is not None else 0)).strip()
+    return f"{message} {words}"[:MESSAGE_CHARACTERS] if words else message
 
 
 def _line(tail: LogTail, offset: int) -> str:

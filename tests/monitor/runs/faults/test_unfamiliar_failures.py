@@ -1,0 +1,142 @@
+"""Failures that no list of names has: other languages, other accelerators, and lines that tell of a failure in words alone."""
+
+from pathlib import Path
+
+import pytest
+from cause_table import LATER_STEPS, STEPS
+from failure_tally import verdict
+
+from lt_monitor.runs.faults.tail_cause import tail_cause
+
+# The end of a log, its fault, its exit code, and a part of the message.
+ENDINGS: list[tuple[str, str, int, str]] = [
+    (
+        "ERROR: LoadError: BoundsError: attempt to access 3-element Vector{Int64} at index [7]\nStacktrace:\n [1] getindex\n",
+        "traceback",
+        78,
+        "BoundsError",
+    ),
+    (
+        "ERROR: ArgumentError: Package Flux not found in current path.\nStacktrace:\n [1] macro expansion\n",
+        "traceback",
+        78,
+        "Flux",
+    ),
+    ("ERROR: InterruptException:\nStacktrace:\n [1] wait\n", "killed", 75, "InterruptException"),
+    ("[4242] signal (11.1): Segmentation fault\nin expression starting at /root/a.jl:9\n", "killed", 1, "signal (11.1)"),
+    (
+        "^\n\nError: no data\n    at [eval]:1:7\n    at runScript (node:vm:209:10)\n\nNode.js v20.19.2\n",
+        "traceback",
+        78,
+        "Error: no data",
+    ),
+    (
+        "thread 'main' (7) panicked at r.rs:1:138:\ncalled `Result::unwrap()` on an `Err` value: \"no data\"\nnote: run with x\n",
+        "traceback",
+        78,
+        '`Err` value: "no data"',
+    ),
+    (
+        'Timeout (0:10:00)!\nThread 0x00007fa (most recent call first):\n  File "/opt/a.py", line 12 in step\n',
+        "unknown",
+        1,
+        "Timeout",
+    ),
+    (
+        "F0000 00:00:1772532000.123456    4242 pjrt_client.cc:12] Non-OK-status: status\n*** Check failure stack trace: ***\n",
+        "killed",
+        1,
+        "Non-OK-status",
+    ),
+    ("FATAL Flags parsing error: Unknown command line flag 'a_lr'. Did you mean: lr ?\n", "configuration", 78, "a_lr"),
+    (
+        'Traceback (most recent call last):\n  File "/opt/a.py", line 7, in <module>\n    for batch in loader: pass\n'
+        "KeyError: Caught KeyError in DataLoader worker process 0.\nOriginal Traceback (most recent call last):\n"
+        '  File "/opt/a.py", line 4, in __getitem__\n    raise KeyError("text")\nKeyError: \'text\'\n',
+        "traceback",
+        78,
+        "KeyError: 'text'",
+    ),
+    ("make: *** No rule to make target 'x'.  Stop.\n", "unknown", 1, "No rule"),
+    ("loading\n[ERROR] Cannot find checkpoint /ckpt/iter_3, giving up\n", "unknown", 1, "Cannot find checkpoint"),
+    ("2026-03-03 10:00:00 ERROR train: something odd in stage 3\n", "unknown", 1, "something odd"),
+    ("the job has failed\nbye\n", "unknown", 1, "the job has failed"),
+    # Gaudi
+    (
+        "RuntimeError: synStatus=26 [Generic failure] Device acquire failed.\n",
+        "gpu-lost",
+        69,
+        "Device acquire failed",
+    ),
+    ("RuntimeError: synStatus=20 [Device already acquired] Device acquire failed.\n", "rendezvous", 75, "already acquired"),
+    ("[   72.9] habanalabs hl2: Failed to communicate with Device CPU (CPU-CP timeout)\n", "gpu-lost", 69, "hl2"),
+    ("[19:08:34.164951][SYN_API       ][error][tid:44F8A] compileGraph: Failed to add recipe\n", "cuda-error", 1, "compileGraph"),
+    (
+        "RuntimeError: [Rank:0] FATAL ERROR :: MODULE:PT_DEVMEM Allocation failed for size::1073741824 (1024)MB\n",
+        "out-of-memory",
+        78,
+        "PT_DEVMEM",
+    ),
+    # Intel's GPUs
+    ("RuntimeError: level_zero backend failed with error: 20 (UR_RESULT_ERROR_DEVICE_LOST)\n", "gpu-lost", 69, "DEVICE_LOST"),
+    (
+        "RuntimeError: level_zero backend failed with error: 39 (UR_RESULT_ERROR_OUT_OF_DEVICE_MEMORY)\n",
+        "out-of-memory",
+        78,
+        "OUT_OF_DEVICE_MEMORY",
+    ),
+    ("xe 0000:2b:00.0: [drm] Tile0: GT0: Timedout job: seqno=14, guc_id=0 in no process [-1]\n", "gpu-lost", 69, "Timedout job"),
+    ("i915 0000:4d:00.0: [drm] GPU HANG: ecode 12:8:00000000\n", "gpu-lost", 69, "GPU HANG"),
+    ("Abort was called at 287 line in file:\n./shared/source/os_interface/linux/drm_neo.cpp\n", "killed", 1, "drm_neo.cpp"),
+    ("RuntimeError: HIP error: ECC uncorrectable error\n", "ecc", 69, "HIP error"),
+    ("RuntimeError: ACL stream synchronize failed, error code:507054\n", "gpu-lost", 69, "507054"),
+    ("XlaRuntimeError: UNAVAILABLE: TPU slice failed health check\n", "gpu-lost", 69, "health check"),
+    (
+        'safetensors_rust.SafetensorError: Error while serializing: IoError(Os { code: 116, kind: X, message: "Stale" })\n',
+        "filesystem",
+        75,
+        "code: 116",
+    ),
+    ("safetensors_rust.SafetensorError: Error while serializing: IoError(Os { code: 28, kind: X })\n", "disk-full", 78, "28"),
+    ("Signal 15 (SIGTERM) caught by train.py, exiting after step 100\n", "killed", 75, "SIGTERM"),
+    ("mlx5_core 0000:5e:00.0: health_care: handling bad device here\n", "network-device", 69, "bad device"),
+]
+
+
+@pytest.mark.parametrize(("text", "fault", "code", "message"), ENDINGS, ids=lambda part: str(part)[:40])
+def test_the_cause(text: str, fault: str, code: int, message: str, tmp_path: Path) -> None:
+    log = tmp_path / "a.log"
+    for before in ("", STEPS):
+        assert verdict(log, before + text) == (fault, code)
+        assert message in tail_cause([str(log)]).message
+    if fault not in ("killed", "gpu-lost"):
+        assert verdict(log, STEPS + text + LATER_STEPS) == (None, 0)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "wandb: ERROR Error while calling W&B API: internal error",
+        "2026-03-03 10:00:00 WARNING train: the job failed to open the cache, retrying",
+        "2026-03-03 10:00:00 INFO train: aborting the old prefetch",
+        "E0000 00:00:1 4242 cuda_dnn.cc:8310] Unable to register cuDNN factory: already registered",
+        "[ERROR] metrics are not sent: falling back to files",
+        "test error: 0.31",
+        "0 errors, 3 warnings",
+        "error rate 0.02",
+    ],
+)
+def test_a_line_of_a_program_that_goes_on(line: str, tmp_path: Path) -> None:
+    log = tmp_path / "a.log"
+    for text in (f"loading\n{line}\nbuilding the model\n", f"{STEPS}{line}\n"):
+        assert verdict(log, text) == (None, 0)
+
+
+def test_a_logged_traceback_of_a_job_that_is_complete(tmp_path: Path) -> None:
+    raised = (
+        'Traceback (most recent call last):\n  File "/opt/a.py", line 4, in f\n    1 / 0\nZeroDivisionError: division by zero\n'
+    )
+    log = tmp_path / "a.log"
+    assert verdict(log, f"ERROR:root:metric failed\n{raised}Training finished\n") == (None, 0)
+    # Buffered output comes after the traceback that ended the program.
+    assert verdict(log, f"saving\n{raised}Training finished\n") == ("traceback", 78)
