@@ -15,6 +15,7 @@ from typing import Any
 
 import nursery
 import pytest
+import tokenizers
 from safetensors.torch import load_file, save_file
 
 from lt_convert import cli
@@ -42,7 +43,7 @@ def made(models: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> P
     checkpoint_layout.write_tracker(place / "run1", 1000)
     shutil.rmtree(place / "grouped")
     assert run(place / "run1", "--to", "hf", "-o", place / "run1-hf").returncode == 0
-    for name in ("base", "math", "code", "tuned"):
+    for name in ("base", "math", "code", "chat", "tuned"):
         shutil.copytree(place / "Llama-3.2-1B", place / name)
     assert run("extract", place / "tuned", "--base", place / "base", "--rank", "2", "-o", place / "lora").returncode == 0
     (place / "merge.yaml").write_text(
@@ -90,9 +91,17 @@ def test_examples(example: str, place: Path) -> None:
         shutil.rmtree(place / "lora")
     if not example.startswith(("lt-convert verify", "lt-convert merge")):
         shutil.rmtree(place / "run1-hf")
+    if "--tokenizer-source" in example:
+        for name in ("math", "chat"):
+            tokenizers.Tokenizer(tokenizers.models.BPE({"a": 0, name: 1}, [])).save(str(place / name / "tokenizer.json"))
     environment = os.environ | {"PATH": f"{nursery.light_programs()}:{BINARIES}:{os.environ['PATH']}"}
     done = subprocess.run(["bash", "-c", command], cwd=place, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+    if part := re.search(r"--shard (\d)/2", example):
+        # No part writes a manifest until both have finished.
+        assert f"part {part[1]} of 2 has finished; not finished: part {1 - int(part[1])} of 2" in done.stderr
+        assert done.stdout == ""
+        return
     assert done.stdout
     if " -o " in example and "--dry-run" not in example:
         *checkpoints, last = map(json.loads, done.stdout.splitlines())
