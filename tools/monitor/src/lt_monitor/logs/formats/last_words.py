@@ -124,13 +124,14 @@ _FAILED = regex(
     rb"|(?i:\bgiving up\b|\baborting\b|\bexiting (?:now|with|due to|because)\b|\bterminated abnormally\b|\bcannot continue\b"
     rb"|\bunrecoverable\b|\b(?:job|run|training|process|program|script|task) (?:has )?(?:failed|crashed|aborted)\b)"
 )
-# An error of a shell or of a program that a script calls, as the last line. Scripts go on after such errors, so that lines after it
-# say that nothing ended there. bash's own lines have a line number; programs of Unix have words of errno or their own name.
+# An error of a shell or of a program that a script calls, as the last line: scripts may go on after such errors. bash's own lines
+# have a line number; the lines of other programs have words of errno or the program's name.
 _PROGRAM_FAILED = regex(
     rb"^\S{1,300}: line \d{1,9}: \S"
     rb"|^(?:\S{1,300}: )?(?:\d{1,9}: )?[\w./-]{1,200}: [^\n]{0,1000}"
-    rb"(?:No such file or directory|Permission denied|File exists|(?:Is|Not) a directory|Directory not empty|Read-only file system"
-    rb"|Operation not permitted|Invalid argument|(?:Device or resource|Text file) busy|Argument list too long|Too many open files"
+    rb"(?:No such file or directory|Permission denied|File exists|(?:Is|Not) a directory|Directory not empty"
+    rb"|Read-only file system|Operation not permitted|Invalid argument|(?:Device or resource|Text file) busy"
+    rb"|Argument list too long|Too many open files"
     rb"|Too many levels of symbolic links|File name too long|Invalid cross-device link|Bad file descriptor|Broken pipe"
     rb"|Connection (?:refused|timed out|reset by peer)|No route to host|Name or service not known)\)?\.?\s{0,9}$"
     rb"|^(?:cp|mv|rm|ln|ls|cd|cat|mkdir|rmdir|touch|chmod|chown|install|stat|mktemp|realpath|dd|find|sed|g?awk|tar|g?zip|gunzip"
