@@ -85,6 +85,10 @@ class Baseline:
     failed: list[str]
     mirror: str
 
+    @property
+    def executes_module(self) -> bool:
+        return any(not tests.isdisjoint(self.seconds) for tests in self.by_line.values())
+
     def tests_of(self, mutant: Mutant) -> list[str]:
         lines = range(mutant.first, mutant.last + 1)
         if mutant.function is None:

@@ -164,6 +164,8 @@ def run(module: Module, files: list[Path], jobs: int, lines: range | None, sampl
         baseline = module_tests.measure(module, files, Path(directory))
     for node in baseline.failed:
         print(f"mutants: warning: does not pass and is left out: {node}", file=sys.stderr)
+    if not baseline.executes_module:
+        raise SystemExit(f"mutants: error: no test that passes executes {module.shown}; name others with --tests")
     driver = Driver(module, source, found, baseline, jobs)
     used = sorted({module_tests.file_of(node) for node in baseline.seconds})
     options = ["-p", "no:cacheprovider", "-qq", "-s", "--no-header", "--no-summary", f"--rootdir={ROOT}"]
@@ -176,6 +178,14 @@ def run(module: Module, files: list[Path], jobs: int, lines: range | None, sampl
         raise SystemExit(f"mutants: error: {len(found) - len(driver.outcomes)} mutants were not tried")
     outcomes = [driver.outcomes[index] for index in sorted(driver.outcomes)]
     return scores.Report(module.shown, source, outcomes, scores.equivalents(module.shown))
+
+
+def test_files(paths: list[str]) -> list[Path]:
+    """Return the paths of --tests. pytest runs no test if one of them is wrong, and every mutant would survive."""
+    for path in map(Path, paths):
+        if not path.exists():
+            raise SystemExit(f"mutants: error: --tests {path} does not exist; paths are relative to {ROOT}")
+    return [Path(path) for path in paths]
 
 
 def line_range(text: str) -> range:
@@ -193,7 +203,7 @@ def main() -> int:
     parser.add_argument("--json", action="store_true", help="print one JSON object with every mutant")
     options = parser.parse_args()
     module = Module.at(options.module)
-    files = [Path(file) for file in options.tests] if options.tests else module_tests.candidates(module)
+    files = test_files(options.tests) if options.tests else module_tests.candidates(module)
     if not files:
         raise SystemExit(f"mutants: error: no test mirrors or imports {module.name}; name some with --tests")
     result = run(module, files, options.jobs, options.lines, options.sample)

@@ -135,6 +135,28 @@ def test_a_test_that_fails_anyway_kills_nothing(tmp_path: Path) -> None:
     assert statuses(result) == dict.fromkeys(("return None", "return +1", "return -2"), "survived")
 
 
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("test_numbers.py", "--tests tests/shared/test_numbers.py does not exist; paths are relative to {folder}"),
+        (
+            "test_nothing.py",
+            "no test that passes executes shared/src/lt_small/number.py; name others with --tests",
+        ),
+    ],
+)
+def test_tests_that_do_not_execute_the_module_are_refused(name: str, message: str, tmp_path: Path) -> None:
+    """Every mutant would survive: a score of 0% that says nothing."""
+    (tmp_path / "tests/shared").mkdir(parents=True)
+    (tmp_path / "tests/shared/test_nothing.py").write_text("def test_nothing():\n    pass\n")
+    (tmp_path / "shared/src/lt_small").mkdir(parents=True)
+    (tmp_path / "shared/src/lt_small/number.py").write_text(MODULE)
+    command = [sys.executable, ROOT / "tests/mutants/mutants.py", "shared/src/lt_small/number.py"]
+    run = subprocess.run([*command, "--tests", f"tests/shared/{name}"], cwd=tmp_path, capture_output=True, text=True)
+    assert run.stderr == f"mutants: error: {message.format(folder=tmp_path)}\n"
+    assert (run.returncode, run.stdout) == (1, "")
+
+
 def test_equivalent_mutants_do_not_count() -> None:
     source = b"def f(a):\n    return a < 1\n"
     mutants = operators.mutants(source)

@@ -10,6 +10,7 @@ import pytest
 from lt_monitor.alerts import trend_rules
 from lt_monitor.alerts.thresholds import Thresholds
 from lt_monitor.runs import run_loader
+from lt_monitor.runs.loss_trend import LossTrend
 from lt_monitor.runs.run_state import RunState
 from lt_shared.contracts import run_log
 
@@ -122,11 +123,12 @@ def test_a_restart_from_before_the_rise_forgets_it() -> None:
         if number >= len(losses):
             found += list(trend_rules.divergence(state, record, LIMITS))
     assert found == []
-    assert state.loss_trend.buckets[-1][0] < 4000
+    assert state.loss_trend is not None and state.loss_trend.buckets[-1][0] < 4000
 
 
 def test_the_state_of_a_long_run_stays_small() -> None:
-    state = RunState("a")
+    state = RunState("a", loss_trend=LossTrend())
+    assert state.loss_trend is not None
     for step in range(1, 100_001):
         state.loss_trend.take(step, [2.0])
     assert len(state.loss_trend.buckets) < 64

@@ -2,6 +2,7 @@
 
 import pickle
 import pickletools
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -207,3 +208,34 @@ def test_what_compares_by_content_is_read() -> None:
 def test_what_compares_by_content_does_not_lead_through_others(endless: Any) -> None:
     with pytest.raises(BadData, match=r"inside a|of tuples that are not sizes"):
         pickles.names(pickle.dumps(endless), "file")
+
+
+def int_of(number_bytes: int) -> bytes:
+    # Twelve characters, among them the newline, count as five bytes.
+    return b"I" + b"1" * (-(-number_bytes * 12 // 5) - 1) + b"\n"
+
+
+@pytest.mark.parametrize(
+    "number_of",
+    [
+        lambda size: b"\x8a" + bytes([size]) + b"\1" * size,
+        lambda size: b"\x8b" + size.to_bytes(4, "little") + b"\1" * size,
+        int_of,
+        lambda size: b"L" + int_of(size)[1:],
+    ],
+    ids=["LONG1", "LONG4", "INT", "LONG"],
+)
+def test_the_largest_numbers_and_as_many_large_ones_as_there_may_be(number_of: Callable[[int], bytes]) -> None:
+    refusal = "^it holds numbers as large, or as many large ones, as no checkpoint does$"
+    bounds.check(number_of(32) + b".")
+    with pytest.raises(pickle.UnpicklingError, match=refusal):
+        bounds.check(number_of(33) + b".")
+    bounds.check((number_of(7) + b"0") * 1000 + number_of(6) + b".")
+    with pytest.raises(pickle.UnpicklingError, match=refusal):
+        bounds.check((number_of(7) + b"0") * 1001 + b"N.")
+
+
+def test_a_number_is_no_tuple() -> None:
+    bounds.check(b"\x8a\1\1" + b"\x85" * bounds.MAX_TUPLES + b".")
+    with pytest.raises(pickle.UnpicklingError, match="nests tuples"):
+        bounds.check(b"\x8a\1\1" + b"\x85" * (bounds.MAX_TUPLES + 1) + b".")

@@ -102,3 +102,22 @@ def test_other_dicts_are_none_of_it(line: str) -> None:
 def test_summarize(tool: Callable[..., subprocess.CompletedProcess[str]]) -> None:
     (run,) = json.loads(tool("summarize", "--json", str(LOG)).stdout)["runs"]
     assert (run["step"], run["loss"], run["total_steps"]) == (79, 0.21930949, 176)
+
+
+@pytest.mark.parametrize("key", ["num_input_tokens_seen", "num_tokens"])
+def test_tokens_per_second_of_counted_tokens(
+    key: str, tool: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
+) -> None:
+    """Steps of 2 s with a line each 10 steps, which see 163,840 tokens: 8,192 tokens/s on 8 GPUs."""
+    lines = [
+        DICT.replace("}", f", '{key}': {163840.0 * step / 10}}}") % (2.5, 1.1, 5e-05, step / 100)
+        + f" {step}%|█         | {step}/100 [03:20<30:00,  2.00s/it]\n"
+        for step in (10, 20, 30, 40)
+    ]
+    (tmp_path / "run.log").write_text("".join(lines))
+    options = ["--model", "llama3-8b", "--seq-length", "8192", "--gpus", "8", "--gpu", "H100"]
+    (run,) = json.loads(tool("summarize", "--json", *options, str(tmp_path / "run.log")).stdout)["runs"]
+    assert (run["consumed_tokens"], run["tokens_per_second"], run["tokens_per_second_per_gpu"]) == (655360, 8192, 1024)
+    # 6 operations for each of 7.5e9 weights in products, and attention over half of 8,192 tokens in 32 layers of width 4,096.
+    flops_per_token = 6 * (7_504_924_672 + 32 * 8192 * 4096)
+    assert run["mfu"] == pytest.approx(1024 * flops_per_token / 989.4e12, rel=5e-3)

@@ -58,6 +58,21 @@ ENDINGS: list[tuple[str, str, int, str]] = [
         "KeyError: 'text'",
     ),
     ("make: *** No rule to make target 'x'.  Stop.\n", "unknown", 1, "No rule"),
+    ("cd: /scratch/run1: No such file or directory\n", "unknown", 1, "/scratch/run1"),
+    ("cp: cannot stat '/scratch/x.bin': No such file or directory\n", "unknown", 1, "x.bin"),
+    ("cp: Aufruf von stat f\u00fcr 'x.bin' nicht m\u00f6glich: Datei oder Verzeichnis nicht gefunden\n", "unknown", 1, "x.bin"),
+    ("mkdir: cannot create directory '/scratch/x': Permission denied\n", "unknown", 1, "mkdir"),
+    ("./run.sh: line 8: [: : integer expression expected\n", "unknown", 1, "integer"),
+    ("rsync error: error in file IO (code 11) at receiver.c(380) [receiver=3.1.3]\n", "unknown", 1, "code 11"),
+    ("upload failed: ./ckpt to s3://b/ckpt Unable to locate credentials\n", "unknown", 1, "credentials"),
+    ("ERROR: job failed, exit status: 3\n", "exit", 1, "status: 3"),
+    (
+        "libc++abi: terminating due to uncaught exception of type std::runtime_error: [METAL] Command buffer execution failed: "
+        "Insufficient Memory (00000008:kIOGPUCommandBufferCallbackErrorOutOfMemory)\nzsh: abort      mlx_lm.lora --train\n",
+        "out-of-memory",
+        78,
+        "Insufficient Memory",
+    ),
     ("loading\n[ERROR] Cannot find checkpoint /ckpt/iter_3, giving up\n", "unknown", 1, "Cannot find checkpoint"),
     ("2026-03-03 10:00:00 ERROR train: something odd in stage 3\n", "unknown", 1, "something odd"),
     ("the job has failed\nbye\n", "unknown", 1, "the job has failed"),
@@ -124,12 +139,23 @@ def test_the_cause(text: str, fault: str, code: int, message: str, tmp_path: Pat
         "test error: 0.31",
         "0 errors, 3 warnings",
         "error rate 0.02",
+        "rm: remove regular file 'a.bin'? ",
+        "tar: Removing leading `/' from member names",
+        "bash: /proc/sys/vm/drop_caches: Permission denied",
+        "UserWarning: cannot read the cache: No such file or directory",
     ],
 )
 def test_a_line_of_a_program_that_goes_on(line: str, tmp_path: Path) -> None:
     log = tmp_path / "a.log"
     for text in (f"loading\n{line}\nbuilding the model\n", f"{STEPS}{line}\n"):
         assert verdict(log, text) == (None, 0)
+
+
+def test_steps_whose_losses_are_shown_by_part(tmp_path: Path) -> None:
+    log = tmp_path / "a.log"
+    line = "2026-04-18 21:58:31,047 - mmdet - INFO - Iter [{}/900]\tlr: 3.990e-04, a.loss_cls: 0.0, b_loss_iou: nan, loss: {}\n"
+    assert verdict(log, "".join(line.format(step, "nan") for step in (100, 150, 200))) == ("nan", 78)
+    assert verdict(log, "".join(line.format(step, "0.7") for step in (100, 150, 200))) == (None, 0)
 
 
 def test_a_logged_traceback_of_a_job_that_is_complete(tmp_path: Path) -> None:

@@ -247,7 +247,7 @@ def test_an_exception_leaves_the_terminal_as_it_was(where: str, logs: list[Path]
 
 
 def test_many_runs_scroll_with_the_choice(tmp_path: Path) -> None:
-    logs = [log_of(tmp_path / f"run{number:02}.log", 2.0) for number in range(40)]
+    logs = [log_of(tmp_path / f"run{number:02}.log", 2.0 + number / 100) for number in range(40)]
     with watching(*logs, rows=12) as one:
         first = one.wait_for("run00", " of 40")
         assert "run30" not in first

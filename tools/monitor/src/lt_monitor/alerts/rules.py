@@ -57,7 +57,7 @@ def on_record(state: RunState, record: Record, thresholds: Thresholds) -> Iterat
     """The findings about `record`, which `state` already contains."""
     for rule in _BY_KIND.get(record["kind"], ()):
         yield from rule(state, record, thresholds)
-    if record["kind"] == "step" and not state.loss_trend.open_lines:
+    if record["kind"] == "step" and state.loss_trend is not None and not state.loss_trend.open_lines:
         yield from trend_rules.divergence(state, record, thresholds)
 
 

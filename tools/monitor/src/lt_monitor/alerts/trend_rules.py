@@ -17,15 +17,17 @@ MINIMUM_LINES = 100
 
 def divergence(state: RunState, record: Record, thresholds: Thresholds) -> Iterator[Finding]:
     """A loss that has risen through thousands of steps and still rises."""
-    is_new = not state.loss_trend.open_lines and state.step_lines % FIRST_LINES == 0
-    rise = state.loss_trend.rise() if is_new else None
+    trend = state.loss_trend
+    if trend is None or trend.open_lines or state.step_lines % FIRST_LINES:
+        return
+    rise = trend.rise()
     if rise is None or rise.lines < MINIMUM_LINES:
         return
     least = max(thresholds.of("divergence", "minimum_rise") * rise.low, MINIMUM_RISE_NATS)
     least = max(least, thresholds.of("divergence", "score") * rise.noise)
     if rise.high - rise.low <= least or rise.last_step - rise.first_step < thresholds.of("divergence", "minimum_steps"):
         return
-    episode = state.episode("divergence", state.step_lines, 8 * state.loss_trend.lines)
+    episode = state.episode("divergence", state.step_lines, 8 * trend.lines)
     message = (
         f"step {rise.last_step}: the loss has risen from {rise.low:.4g} around step {rise.first_step} to {rise.high:.4g} and"
         f" still rises: go back to a checkpoint of step {rise.first_step} or before"
@@ -55,7 +57,7 @@ def repeated_failure(state: RunState) -> Iterator[Finding]:
 def rank_wait(state: RunState, record: Record, thresholds: Thresholds) -> Iterator[Finding]:
     """All ranks wait for one that is slower in the same timer again and again. Stages of a pipeline differ anyway."""
     step_seconds = state.median_step_seconds()
-    if record["note"] != "timers" or not step_seconds:
+    if record["note"] != "timers" or not step_seconds or state.rank_waits is None:
         return
     in_a_row = int(thresholds.of("rank-wait", "in_a_row"))
     for timer, reports in state.rank_waits.reports.items():

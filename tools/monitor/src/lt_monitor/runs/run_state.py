@@ -84,8 +84,8 @@ class RunState:
     best_seconds: float | None = None
     gpus: dict[str, Record] = dataclasses.field(default_factory=dict)
     costs: FaultCosts = dataclasses.field(default_factory=FaultCosts)
-    loss_trend: LossTrend = dataclasses.field(default_factory=LossTrend)
-    rank_waits: RankWaits = dataclasses.field(default_factory=RankWaits)
+    loss_trend: LossTrend | None = None
+    rank_waits: RankWaits | None = None
     failed_before: Record = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -204,8 +204,8 @@ class RunState:
         fields = dict(record)
         fields["attempts"] = [AttemptTotals(**entry) for entry in fields["attempts"]]
         fields["costs"] = FaultCosts(**fields.get("costs", {}))
-        fields["loss_trend"] = LossTrend(**fields.get("loss_trend", {}))
-        fields["rank_waits"] = RankWaits(**fields.get("rank_waits", {}))
+        fields["loss_trend"] = LossTrend(**fields["loss_trend"]) if fields.get("loss_trend") else None
+        fields["rank_waits"] = RankWaits(**fields["rank_waits"]) if fields.get("rank_waits") else None
         fields["logs"] = {file: LogState(**entry) for file, entry in fields["logs"].items()}
         if not fields["attempts"] or not isinstance(fields["run"], str):
             raise ValueError("a run without a name or without attempts")
@@ -279,6 +279,7 @@ class RunState:
         self.skipped_in_a_row = self.skipped_in_a_row + 1 if record.get("skipped_steps") else 0
         self.losses_missing = 0 if loss is not None else self.losses_missing + 1
         if self.step_lines % FIRST_LINES == 0:
+            self.loss_trend = self.loss_trend or LossTrend()
             self.loss_trend.take(step, [line["loss"] for line in self.recent[-FIRST_LINES:] if line["loss"] is not None])
         if loss is not None and (self.maximum_loss is None or loss > self.maximum_loss):
             self.maximum_loss = loss
@@ -299,6 +300,7 @@ class RunState:
         if kind == "note" and record["note"] == LocalCheckpoint.NOTE:
             self._local_checkpoint(totals, record.get("fields") or {}, at)
         elif kind == "note" and record["note"] == "timers":
+            self.rank_waits = self.rank_waits or RankWaits()
             self.rank_waits.take(record.get("fields") or {})
         elif kind == "note" and record["note"] == Started.NOTE:
             self._started(totals, record.get("fields") or {}, at)

@@ -115,7 +115,19 @@ def tokens_per_second(steps: Steps, sizes: Sizes) -> np.ndarray:
         batch_size = _first_finite(steps.column("global_batch_size"), np.full(len(steps), sizes.global_batch_size or np.nan))
         with np.errstate(divide="ignore", invalid="ignore"):
             candidates.append(batch_size * sizes.seq_length / step_seconds(steps))
+    if "consumed_tokens" in steps.columns:
+        candidates.append(_rate_of_consumed_tokens(steps))
     return _first_finite(*candidates)
+
+
+def _rate_of_consumed_tokens(steps: Steps) -> np.ndarray:
+    """Tokens per second between two lines that count the tokens since the start, as Hugging Face's Trainer does."""
+    counted = np.flatnonzero(np.isfinite(steps.column("consumed_tokens")))
+    tokens, numbers = np.diff(steps.column("consumed_tokens")[counted]), np.diff(steps.numbers[counted])
+    rates = np.full(len(steps), np.nan)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        rates[counted[1:]] = np.where(tokens > 0, tokens / (numbers * step_seconds(steps)[counted[1:]]), np.nan)
+    return rates
 
 
 def tokens_per_second_per_gpu(steps: Steps, sizes: Sizes) -> np.ndarray:

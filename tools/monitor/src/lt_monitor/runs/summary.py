@@ -236,6 +236,9 @@ def _trend(losses: np.ndarray) -> tuple[float | None, float | None]:
 
 
 def _consumed_tokens(steps: Steps, sizes: Sizes) -> int | None:
+    printed = steps.last("consumed_tokens")
+    if printed is not None:
+        return int(printed)
     samples = steps.last("consumed_samples")
     if samples is None and sizes.global_batch_size and len(steps):
         samples = float(steps.numbers[-1]) * sizes.global_batch_size

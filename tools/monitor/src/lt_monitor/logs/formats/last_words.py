@@ -43,7 +43,7 @@ _PORT = regex(
 )
 # A step line of any trainer in which the first loss is NaN.
 _NAN_STEP = regex(
-    rb"\b(?:step|iter|iteration|batch)\b[^\w\n]{0,4}\d{1,12}\b(?:(?!loss)[^\n]){0,200}?"
+    rb"\b(?:step|iter|iteration|batch)\b[^\w\n]{0,4}\d{1,12}\b(?:(?!\bloss\b)[^\n]){0,4000}?"
     rb"\b(?:(?:lm_|train_)?loss|ppl|xent)\b[^\w\n]{1,6}nan\b"
     rb"|\b(?:lm_|train_)?loss\b[^\w\n]{1,4}nan\b[^\n]{0,200}?\b(?:global_|current_)?(?:step|iter)\b[^\w\n]{1,4}\d",
     re.IGNORECASE,
@@ -93,6 +93,8 @@ _WITH_FRAMES = regex(
     rb"(?:^|\n)(?P<line>(?:Uncaught )?(?:[A-Z]\w{0,60})?Error(?: \[\w{1,60}\])?: [^\n]{1,2000})\n(?: {4}at [^\n]{1,400}\n){1,60}"
     rb"(?:[^\n]{0,400}\n){0,8}[^\n]{0,400}$"
 )
+# A script's words about the exit code of a program.
+_CODE = regex(rb"(?i)\bexit(?:ed)?(?: with)?(?: an?)? (?:non-?zero )?(?:exit )?(?:status|code)\b|\breturned (?:a )?non-?zero\b")
 # Programs that start the trainer; their errors are not the trainer's exceptions.
 _OUTSIDE = regex(rb"(?:srun|sbatch|salloc|scancel|slurmstepd|slurmd|kubectl|docker|podman|apptainer|singularity|enroot): ")
 
@@ -104,7 +106,8 @@ def last_error(text: bytes) -> tuple[bytes, str, str] | None:
         match = pattern.search(text.rstrip(), begin)
         if match is not None:
             line = match["line"].strip()
-            return (line, "exit", "cascade") if _OUTSIDE.match(line) is not None else (line, "traceback", "root")
+            is_exit = _OUTSIDE.match(line) is not None or _CODE.search(line) is not None
+            return (line, "exit", "cascade") if is_exit else (line, "traceback", "root")
     for pattern, name, cause in ((_LOST, "network", "unknown"), (_PORT, "rendezvous", "cascade"), (_GAVE_UP, "exit", "cascade")):
         match = pattern.search(text.rstrip(), begin)
         if match is not None:
@@ -121,6 +124,22 @@ _FAILED = regex(
     rb"|(?i:\bgiving up\b|\baborting\b|\bexiting (?:now|with|due to|because)\b|\bterminated abnormally\b|\bcannot continue\b"
     rb"|\bunrecoverable\b|\b(?:job|run|training|process|program|script|task) (?:has )?(?:failed|crashed|aborted)\b)"
 )
+# An error of a shell or of a program that a script calls, as the last line: scripts may go on after such errors. bash's own lines
+# have a line number; the lines of other programs have words of errno or the program's name.
+_PROGRAM_FAILED = regex(
+    rb"^\S{1,300}: line \d{1,9}: \S"
+    rb"|^(?:\S{1,300}: )?(?:\d{1,9}: )?[\w./-]{1,200}: [^\n]{0,1000}"
+    rb"(?:No such file or directory|Permission denied|File exists|(?:Is|Not) a directory|Directory not empty"
+    rb"|Read-only file system|Operation not permitted|Invalid argument|(?:Device or resource|Text file) busy"
+    rb"|Argument list too long|Too many open files"
+    rb"|Too many levels of symbolic links|File name too long|Invalid cross-device link|Bad file descriptor|Broken pipe"
+    rb"|Connection (?:refused|timed out|reset by peer)|No route to host|Name or service not known)\)?\.?\s{0,9}$"
+    rb"|^(?:cp|mv|rm|ln|ls|cd|cat|mkdir|rmdir|touch|chmod|chown|install|stat|mktemp|realpath|dd|find|sed|g?awk|tar|g?zip|gunzip"
+    rb"|unzip|xz|zstd|pigz|scp|sftp|rsync|rclone|aws|gsutil|azcopy|s5cmd|curl|wget|jq|git|source): \S"
+    rb"|^rsync error: |^parse error: |^(?:up|down)load failed: |^(?:copy|move) failed: "
+)
+# Questions and remarks of the same programs, and files that scripts write to if they may.
+_REMARK = regex(rb"\? ?$|: Removing leading|(?i:warn(?:ing)?\b|\bskipp|\bomitt|\bignor)|[ '\"]/(?:proc|sys|dev)/(?!shm)")
 _NO_FAILURE = regex(
     rb"(?i)\bwandb\b|\bnon-fatal\b|\bretry|\bwill (?:be )?(?:retried|ignored?)|\bfall(?:ing)? ?back|\bskip|\bignor|\binstead\b"
     rb"|\bcontinu(?:e|ing) (?:with|without)"
@@ -141,7 +160,13 @@ def telling(text: bytes) -> bytes | None:
         words = words if words is not None else line if not _is_quiet(line) and _FAILED.search(line) is not None else None
         if words is not None and _NO_FAILURE.search(line) is None:
             return line
-    return None
+    return filled[-1] if filled and _is_error_of_program(filled[-1]) else None
+
+
+def _is_error_of_program(line: bytes) -> bool:
+    begins = (Line(line, 0).body, *margins.boundaries(line, Line(line, 0).body))
+    is_error = any(_PROGRAM_FAILED.match(line[begin:]) is not None for begin in begins)
+    return is_error and _REMARK.search(line) is None and not _is_quiet(line)
 
 
 def _is_quiet(line: bytes) -> bool:

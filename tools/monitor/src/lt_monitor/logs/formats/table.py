@@ -142,7 +142,7 @@ PARSERS: tuple[tuple[Parser, tuple[bytes, ...]], ...] = (
         memory.memory,
         (b"OOM when allocating", b"NRT_RESOURCE", b"Cannot allocate memory", b"memory pressure", b"running low on memory"),
     ),
-    (memory.memory, (b"on resource: memory", b"TERM_MEMLIMIT", b"memory limit")),
+    (memory.memory, (b"on resource: memory", b"TERM_MEMLIMIT", b"memory limit", b": Insufficient Memory", b"ErrorOutOfMemory")),
     (
         memory.memory,
         (b"by the OOM killer", b"ran out-of-memory", b"allocate more memory than", b"job killed: mem", b"job killed: vmem"),

@@ -167,7 +167,8 @@ class LabelRemoval:
             return None
         self._next_shapes = self._bare_bytes + BARE_BYTES_PER_SHAPE
         margin = margins.recognise(lines)
-        if margin is None:
+        # The formats read lines behind one label in brackets as they are.
+        if margin is None or (margin.kinds == ("bracket",) and any(line[:1] == b"[" for line in lines)):
             return None
         pattern = margin.pattern()
         matches = ((pattern.match(b"\n" + line), end) for line, end in zip(lines, label_ends, strict=True))

@@ -51,6 +51,9 @@ _FIELDS = {
     b"learning_rate": Field("learning_rate"),
     b"lr": Field("learning_rate"),
     b"memory(GiB)": Field("memory_bytes", is_count=True, factor=float(GIB)),
+    # The Trainer's and LLaMA-Factory's with include_num_input_tokens_seen, and TRL's: tokens since the start of the run.
+    b"num_input_tokens_seen": Field("consumed_tokens", is_count=True),
+    b"num_tokens": Field("consumed_tokens", is_count=True),
 }
 _STEP_KEYS = (b"step", b"global_step")
 _SECONDS = Field("step_seconds")

@@ -15,6 +15,7 @@ from lt_monitor.events.records import MESSAGE_CHARACTERS, Record
 from lt_monitor.events.steps import epoch_seconds
 from lt_monitor.logs import log_files
 from lt_monitor.logs.formats import xids
+from lt_monitor.logs.line_parsers import BRACKETS
 from lt_monitor.logs.lines import Line
 from lt_monitor.logs.log_tail import LogTail
 from lt_monitor.runs.faults import log_endings
@@ -281,7 +282,8 @@ def _continued(tail: LogTail, message: str, offset: int) -> str:
         return message
     label, _, following = text[text.rfind(b"\n", 0, begin) + 1 :].partition(message.encode())
     line = Line(following.removeprefix(b"\n").partition(b"\n")[0], 0)
-    same_label = re.compile(re.sub(rb"\d+", rb"\\d+", re.escape(label))).match(line.text) if label else None
+    # A message that begins with a label has none before it.
+    same_label = re.compile(re.sub(rb"\d+", rb"\\d+", re.escape(label)) if label else BRACKETS).match(line.text)
     words = line.decode(max(line.body, same_label.end() if same_label is not None else 0)).strip()
     return f"{message} {words}"[:MESSAGE_CHARACTERS] if words else message
 
