@@ -134,3 +134,15 @@ def test_conv1d_biases_and_experts(architecture: Architecture, tmp_path: Path) -
     result = with_adapter(base, tmp_path / "lora", tmp_path / "made")
     for name, tensor in after.items():
         torch.testing.assert_close(result[name], tensor, rtol=1e-4, atol=1e-5)
+
+
+def test_files_beside_the_model_that_differ_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    base, tuned = write(tmp_path / "base", LLAMA, 1), write(tmp_path / "tuned", LLAMA, 2)
+    for model, template in ((base, "base"), (tuned, "tuned")):
+        (model / "chat_template.jinja").write_text(template)
+        (model / "LICENSE").write_text("licence")
+    extract(Extraction(str(tuned), str(base), str(tmp_path / "lora"), 8))
+    assert (
+        f"warning: {tuned}: not taken along: chat_template.jinja (1 in all): the files are those of {base}\n"
+        in capsys.readouterr().err
+    )

@@ -160,3 +160,17 @@ def test_an_adapter_of_another_base_names_what_and_where(base: Path, tmp_path: P
         merge(base, "--adapter", base, "--to", "hf", "-o", tmp_path / "made")
     with pytest.raises(UsageError, match="--adapter is for one model"):
         merge(base, base, "--adapter", tmp_path / "0", "--to", "hf", "-o", tmp_path / "made")
+
+
+def test_files_beside_an_adapter_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = write(tmp_path / "base", LLAMA, 1)
+    (model / "chat_template.jinja").write_text("base")
+    (model / "LICENSE").write_text("licence")
+    adapter = save(tmp_path / "lora", factors(model, [QUERY]))
+    (adapter / "LICENSE").write_text("licence")
+    for name in ("chat_template.jinja", "training_args.bin"):
+        (adapter / name).write_text("tuned")
+    lt_convert.merge([model], tmp_path / "made", "hf", adapters=[adapter])
+    assert (tmp_path / "made" / "chat_template.jinja").read_text() == "base"
+    lost = "chat_template.jinja, training_args.bin (2 in all)"
+    assert f"warning: {adapter}: not taken along: {lost}: the files are those of {model}\n" in capsys.readouterr().err

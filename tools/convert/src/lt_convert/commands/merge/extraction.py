@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lt_convert.commands.conversion import check_aliases
-from lt_convert.commands.merge import plan
+from lt_convert.commands.merge import companion_files, plan
 from lt_convert.engine import occupancy, result, source_verification
 from lt_convert.engine.result import Result
 from lt_convert.formats import HUGGINGFACE, directories, location
@@ -146,6 +146,8 @@ def planned(request: Extraction, files: Files) -> ExtractionPlan:
     if architecture.tie_embeddings and embeddings[0].removesuffix(_WEIGHT) in saved:
         warn(f"{tuned.directory}: its embedding and output layer are one and differ from its base: PEFT changes the embedding "
              "alone, and lt-convert merge --adapter both")  # fmt: skip
+    lost = companion_files.differing_names(companion_files.carried_files(tuned), companion_files.carried_files(base))
+    companion_files.warn_of_lost_files({tuned.directory: lost}, base.directory)
     weights = file(adapters.WEIGHTS, tensors)
     segments = tuple(
         FactorPayload(segment.name, segment.tensor, *differences[segment.name])

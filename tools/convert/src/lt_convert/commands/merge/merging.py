@@ -8,7 +8,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from lt_convert.commands import conversion
-from lt_convert.commands.merge import method_plan, plan, sources, vocabularies, weights
+from lt_convert.commands.merge import companion_files, method_plan, plan, sources, vocabularies, weights
 from lt_convert.commands.merge.merge_request import MergeRequest
 from lt_convert.commands.merge.plan import MergePlan, Part
 from lt_convert.commands.merge.sources import Chosen
@@ -59,10 +59,14 @@ def merge(request: MergeRequest) -> Checkpoint:
             files.reader = source_verification.open_checksums((path, name, directories.listing(path)) for path, name in located)
         todo = _planned(request, located, shares, files)
         files.reader.planned(views(todo.files), files)
+        lost = companion_files.lost_files_of_parts(todo.newest.source, todo.parts, by_token=bool(vocabulary))
+        for path in request.adapters:
+            lost |= companion_files.lost_files_of_adapter(path, todo.newest.source, files)
     _tell(request, todo)
     tokenizer = todo.newest.source.tokenizer
     checkpoint = destination.write(todo, files.reader, todo.main.iteration, None, tokenizer.files[0].name if tokenizer else None)
     conversion.tell_what_is_missing(todo.newest.source, request.ema)
+    companion_files.warn_of_lost_files(lost, todo.newest.source.directory)
     return checkpoint
 
 
