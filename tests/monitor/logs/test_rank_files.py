@@ -15,6 +15,7 @@ TIME_OUT = (
 NAMINGS = [
     "rank_{}.log", "rank_{:04}.log", "rank{}.out", "rank-{}.txt", "rank{}", "worker-{}/stderr", "worker_{}/stdout.log",
     "node{}/rank_{}.log", "node{}/{}.log", "gpu{}.err", "gpt_rank{}.log", "node-{}-rank-{}.log", "local_rank_{}.log",
+    "ip-10-1-2-{}/{}.log", "ip-10-1-2-{}/train.out", "nid00123{}/stderr",
     "attempt_0/{}/stderr.log", "none_abc/attempt_0/{}/stderr.log", "RANK_{}.log", "master-0.log worker-{}.log",
 ]  # fmt: skip
 

@@ -143,6 +143,12 @@ def test_the_cause(text: str, fault: str, code: int, message: str, tmp_path: Pat
         "tar: Removing leading `/' from member names",
         "bash: /proc/sys/vm/drop_caches: Permission denied",
         "UserWarning: cannot read the cache: No such file or directory",
+        "[2026-03-03 10:00:00,123] [DEBUG] [io.py:12] stat: a.json: No such file or directory",
+        "I0303 10:00:00.123456 12 cache.cc:12] open: /a: No such file or directory",
+        "train.py: line 12: batch 3 of 10",
+        "git: using revision abc1234",
+        "cp: 2",
+        "rm: 'mean' 0.5",
     ],
 )
 def test_a_line_of_a_program_that_goes_on(line: str, tmp_path: Path) -> None:

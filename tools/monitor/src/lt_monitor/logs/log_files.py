@@ -40,7 +40,8 @@ _STREAM_NAMES = ("stdout", "stderr", "output", "log")
 _OF_HOW_MANY = r"(?:[._-]?of[._-]?\d+)?"
 _RANK_WORD = r"(?:global|local)?[._-]?rank|task|node|proc(?:ess)?|worker|master"
 # A rank's whole name may be such a word. As a suffix, `gpu8` and `host2` mean the size of the run, not a rank.
-_NAME_WORD = rf"{_RANK_WORD}|host|gpu|device|pod|replica"
+# EC2 calls its machines ip-10-1-2-3, Cray nid001234.
+_NAME_WORD = rf"{_RANK_WORD}|host|gpu|device|pod|replica|nid|ip-\d{{1,3}}-\d{{1,3}}-\d{{1,3}}"
 _RANK_SUFFIX = re.compile(rf"(?:[._-](?:{_RANK_WORD})[._-]?\d+{_OF_HOW_MANY})+$", re.IGNORECASE)
 _RANK_NAME = re.compile(rf"(?P<word>{_NAME_WORD})[._-]?\d+{_OF_HOW_MANY}(?:[._-](?:{_NAME_WORD})[._-]?\d+)*", re.IGNORECASE)
 _ATTEMPT = re.compile(r"/attempt_\d+(?:/\d+)?(?=/|$)")

@@ -125,21 +125,24 @@ _FAILED = regex(
     rb"|\bunrecoverable\b|\b(?:job|run|training|process|program|script|task) (?:has )?(?:failed|crashed|aborted)\b)"
 )
 # An error of a shell or of a program that a script calls, as the last line: scripts may go on after such errors. bash's own lines
-# have a line number; the lines of other programs have words of errno or the program's name.
+# have a line number; the lines of other programs have words of errno, or in other languages a quoted path between two colons.
 _PROGRAM_FAILED = regex(
-    rb"^\S{1,300}: line \d{1,9}: \S"
+    rb"^\S{1,300}(?<!\.py): line \d{1,9}: [^\n]{1,300}: \S"
     rb"|^(?:\S{1,300}: )?(?:\d{1,9}: )?[\w./-]{1,200}: [^\n]{0,1000}"
     rb"(?:No such file or directory|Permission denied|File exists|(?:Is|Not) a directory|Directory not empty"
     rb"|Read-only file system|Operation not permitted|Invalid argument|(?:Device or resource|Text file) busy"
     rb"|Argument list too long|Too many open files"
     rb"|Too many levels of symbolic links|File name too long|Invalid cross-device link|Bad file descriptor|Broken pipe"
     rb"|Connection (?:refused|timed out|reset by peer)|No route to host|Name or service not known)\)?\.?\s{0,9}$"
-    rb"|^(?:cp|mv|rm|ln|ls|cd|cat|mkdir|rmdir|touch|chmod|chown|install|stat|mktemp|realpath|dd|find|sed|g?awk|tar|g?zip|gunzip"
-    rb"|unzip|xz|zstd|pigz|scp|sftp|rsync|rclone|aws|gsutil|azcopy|s5cmd|curl|wget|jq|git|source): \S"
-    rb"|^rsync error: |^parse error: |^(?:up|down)load failed: |^(?:copy|move) failed: "
+    rb"|^(?:cp|mv|rm|ln|ls|cat|mkdir|rmdir|touch|chmod|chown|tar|gzip): "
+    rb"[^\n]{0,300}(?:['\"]|\xe2\x80|\xc2\xab)[^\n]{1,400}: [^\n\d]{3,300}$"
+    rb"|^(?:rsync|parse) error: \S|^curl: \(\d{1,3}\) |^(?:up|down)load failed: |^(?:copy|move) failed: "
 )
-# Questions and remarks of the same programs, and files that scripts write to if they may.
-_REMARK = regex(rb"\? ?$|: Removing leading|(?i:warn(?:ing)?\b|\bskipp|\bomitt|\bignor)|[ '\"]/(?:proc|sys|dev)/(?!shm)")
+# Questions and remarks of the same programs, files that scripts write to if they may, and what a logger prints as no error.
+_REMARK = regex(
+    rb"\? ?$|: Removing leading|(?i:warn(?:ing)?\b|\bskipp|\bomitt|\bignor|\b(?:debug|info|trace|notice|verbose)\b)"
+    rb"|\b[IWD]\d{4} \d\d:|[ '\"]/(?:proc|sys|dev)/(?!shm)"
+)
 _NO_FAILURE = regex(
     rb"(?i)\bwandb\b|\bnon-fatal\b|\bretry|\bwill (?:be )?(?:retried|ignored?)|\bfall(?:ing)? ?back|\bskip|\bignor|\binstead\b"
     rb"|\bcontinu(?:e|ing) (?:with|without)"
