@@ -145,3 +145,12 @@ def test_a_broken_newest_checkpoint_is_an_error(
     assert "iter_0000004" in capsys.readouterr().err
     with pytest.raises(ToolError, match="iter_0000004"):
         merging.merge(merging.MergeRequest(sources.last_of_run(str(megatron), 2), "hf", str(tmp_path / "merged")))
+
+
+def test_a_step_in_the_format_of_the_results_is_followed(titan: Path, tmp_path: Path) -> None:
+    shutil.copy(titan / "config.json", titan / "step-20")
+    assert follow(titan, tmp_path) == (True, ["step-10", "step-20"])
+    expected = load_file(titan / "step-20" / "model-00001-of-00001.safetensors")
+    copy = load_file(tmp_path / "followed" / "step-20" / "model.safetensors")
+    assert copy.keys() == expected.keys()
+    assert all(torch.equal(copy[name], tensor) for name, tensor in expected.items())

@@ -35,7 +35,8 @@ class Request:
 
     `optimizer` says whether the optimizer state is converted, where both formats have one; `verify`, whether the source is
     compared with the checksums that were recorded when it was written; `quantize`, whether weights are written in block fp8;
-    `ema`, whether the averages of the weights are converted in their place, without the optimizer state.
+    `ema`, whether the averages of the weights are converted in their place, without the optimizer state; `copies`, whether a
+    source that has the format already is copied instead of refused.
     """
 
     source: str
@@ -48,6 +49,7 @@ class Request:
     verify: bool = True
     quantize: bool = False
     ema: bool = False
+    copies: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -148,7 +150,7 @@ def _plan(request: Request, files: Files, reads_values: bool, part: Slice) -> Pl
     if request.ema:
         source = with_averages(source)
     is_changed = request.dtype or request.quantize or request.ema or source.quantization or is_flat or source.is_partial
-    if source_format == request.to and not target_format.has_target_options and not is_changed:
+    if source_format == request.to and not target_format.has_target_options and not is_changed and not request.copies:
         raise UsageError(f"{directory}: is in the format {source_format} already")
     if request.quantize and (not target_format.is_quantizable or source.quantization):
         why = (

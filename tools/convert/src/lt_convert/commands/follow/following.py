@@ -20,7 +20,7 @@ from lt_convert.commands import conversion
 from lt_convert.commands.conversion import Request
 from lt_convert.commands.follow.state import Entry, State
 from lt_convert.engine.receipt import ConversionRecord
-from lt_convert.formats import directories, run_checkpoints
+from lt_convert.formats import HUGGINGFACE, directories, run_checkpoints
 from lt_convert.formats.run_checkpoints import RunCheckpoint
 from lt_convert.tensors.checksums import Checksums
 from lt_shared.console import BadData, CannotCreate, IoFailure, NoInput, TryAgain, UsageError, note, warn
@@ -134,8 +134,10 @@ class Follower:
             return False
         destination = str(self.directory / name)
         try:
+            # TorchTitan saves its last step in Hugging Face's format: steps before it have another one.
+            copies = self.request.to == HUGGINGFACE.name
             checkpoint = conversion.convert(
-                Request(one.directory, self.request.to, destination, self.request.dtype, optimizer=False)
+                Request(one.directory, self.request.to, destination, self.request.dtype, optimizer=False, copies=copies)
             )
         except PASSING as error:
             if _is_there(one.directory):
