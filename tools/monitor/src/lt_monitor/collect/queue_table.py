@@ -1,7 +1,7 @@
-"""squeue's table as it is printed for people, without options or with -l.
+"""The table that squeue prints for people, without options or with -l.
 
 All columns but the last are aligned to the right ends of their headings, and longer values are cut off. The last column has the
-nodes of a job, or the reason for which it waits in brackets.
+nodes of a job; for a waiting job it has the reason in brackets.
 """
 
 import re
@@ -42,7 +42,7 @@ def _job(line: str, ends: dict[str, int]) -> dict[str, str]:
 
 
 def _state(shown: str) -> str:
-    """Return the whole name of a state from its short one, or from the first letters, which are left in a narrow column."""
+    """Return the whole name of a state from its short one or from its first letters, because a narrow column cuts it off."""
     if shown in _STATES:
         return _STATES[shown]
     return next((state for state in _STATES.values() if len(shown) > 4 and state.startswith(shown)), shown)
