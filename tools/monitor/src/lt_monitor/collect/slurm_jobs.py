@@ -14,7 +14,7 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from lt_monitor.collect import external_programs, submit_line
+from lt_monitor.collect import external_programs, queue_table, submit_line
 from lt_monitor.collect.sampling import missing, read_text, record
 from lt_monitor.events.records import Record
 from lt_monitor.logs import log_files
@@ -146,7 +146,7 @@ def _completed(text_record: Record, json_record: Record) -> Record:
 
 
 def parse(text: str, file: str) -> list[Record]:
-    """Return the jobs in the output of `squeue --json`, `sacct --json`, `sacct -P` with its header, or `scontrol -o show job`."""
+    """Return the jobs in the output of squeue, sacct (with headings) or scontrol show job, as JSON or as text."""
     if text.lstrip().startswith("{"):
         return _parse_json(text, file)
     lines = text.splitlines()
@@ -156,7 +156,8 @@ def parse(text: str, file: str) -> list[Record]:
         spans = [column.span() for column in re.finditer(r"-+", lines[1])]
         header, *rows = [[line[begin:end].strip() for begin, end in spans] for line in (lines[0], *lines[2:])]
         return _accounted(rows, header, file)
-    jobs = [_scontrol(line) for line in _joined(lines) if line.lstrip().startswith("JobId=")]
+    jobs: list[Record] = [dict(job) for job in queue_table.jobs_in(lines)]
+    jobs += [_scontrol(line) for line in _joined(lines) if line.lstrip().startswith("JobId=")]
     return _jobs(jobs, file) if jobs else [missing(file, f"{file}: no job in it")]
 
 

@@ -10,7 +10,7 @@ from lt_monitor.logs.labels import margins, prefixes
 from lt_monitor.logs.line_parsers import BRACKETS, regex
 from lt_monitor.logs.lines import Line
 
-# Lines after the word that may be a prompt or the like.
+# A prompt or the like may follow the word.
 MAXIMUM_LINES_AFTER = 2
 # Lines before the word that are compared with the text before the word.
 LABELLED_LINES = 8
@@ -41,7 +41,7 @@ _PORT = regex(
     rb"(?:^|\n)(?P<line>[^\n]{0,200}The server socket has failed to (?:listen on|bind to) [^\n]{1,200}"
     rb"Address already in use\)\.?)\s{0,99}$"
 )
-# A step line of any trainer in which the first loss is NaN.
+# A step line of any trainer whose loss is NaN, with any other losses before it.
 _NAN_STEP = regex(
     rb"\b(?:step|iter|iteration|batch)\b[^\w\n]{0,4}\d{1,12}\b(?:(?!\bloss\b)[^\n]){0,4000}?"
     rb"\b(?:(?:lm_|train_)?loss|ppl|xent)\b[^\w\n]{1,6}nan\b"
