@@ -72,7 +72,7 @@ def open_source(directory: str, files: Files) -> Source:
             if isinstance(config.get("quantization"), dict):
                 raise BadConfig("quantized by MLX, which is not read", "use the model that was quantized")
             openai = config if openai_original.is_original(config) else None
-            config = config if openai is None else openai_original.config_for_transformers(openai, path)
+            config = config if openai is None else openai_original.config_for_transformers(openai)
         architecture = huggingface.from_config(config, name)
     except (ValueError, TypeError, RecursionError) as error:
         raise BadData(f"{path}: not a model configuration: {error}") from None

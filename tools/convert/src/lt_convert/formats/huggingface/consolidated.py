@@ -102,7 +102,7 @@ def _params(path: str, files: Files) -> dict[str, Any]:
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise BadData(f"{path}: not the settings of a model of Meta or Mistral: {error}") from None
     if unknown:
-        raise BadConfig(f"{path}: has {unknown[0]}, which no model here has", "use the repository's files for transformers")
+        raise BadConfig(f"has {unknown[0]}, which no model here has", "use the repository's files for transformers")
     return params
 
 

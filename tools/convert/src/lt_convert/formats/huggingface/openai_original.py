@@ -70,11 +70,11 @@ def shards(names: Sequence[str]) -> list[str]:
     return sorted(name for name in names if _SHARD.fullmatch(name))
 
 
-def config_for_transformers(config: Mapping[str, Any], origin: str) -> dict[str, Any]:
+def config_for_transformers(config: Mapping[str, Any]) -> dict[str, Any]:
     """The same model's `config.json` for transformers. Raises BadConfig for a setting that OpenAI's model does not have."""
     unknown = sorted(set(config) - set(_FIELDS))
     if unknown:
-        raise BadConfig(f"{origin}: {unknown[0]} is no setting of OpenAI's gpt-oss", "use the files for transformers")
+        raise BadConfig(f"{unknown[0]} is no setting of OpenAI's gpt-oss", "use the files for transformers")
     fields = _FIELDS | dict(config)
     factor, context = fields["rope_scaling_factor"], fields["initial_context_length"]
     yarn = {
