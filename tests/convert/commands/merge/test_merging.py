@@ -204,7 +204,13 @@ def test_another_model_is_refused(name: str, tmp_path: Path) -> None:
     models = [write(tmp_path / "one", LLAMA, 1), write(tmp_path / "two", OTHERS[name], 2)]
     with pytest.raises(BadData, match=r"one: \w+ is ") as caught:
         lt_convert.merge(models, tmp_path / "merged")
-    assert caught.value.hint == "only checkpoints of one model can be merged"
+    is_by_token = name == "vocabulary"
+    hint = (
+        "merge them by token, as --method linear --tokenizer-source union"
+        if is_by_token
+        else "only checkpoints of one model can be merged"
+    )
+    assert caught.value.hint == hint
 
 
 def test_numbers_that_are_not_floating_point_are_refused(tmp_path: Path) -> None:
