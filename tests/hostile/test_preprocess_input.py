@@ -42,5 +42,5 @@ def test_a_directory_as_input(tmp_path: Path, stranger: Stranger, planted: str) 
         assert not list(tmp_path.iterdir())
     else:
         assert done.returncode == 0, done.stderr
-        assert "1 documents" in done.stderr
+        assert "1 document," in done.stderr
         assert "not read" in done.stderr

@@ -88,13 +88,13 @@ def part_of(repository: str) -> str:
 
 def read_part(directory: Path, part: str) -> list[tuple[Label, str]]:
     """Return the labels and logs of a part of the corpus, in the order of the labels. A part without files is empty."""
-    if not (directory / f"{part}.labels.tsv").exists():
+    if not (directory / f"labels.{part}.tsv").exists():
         return []
     logs = {}
-    for entry in f"\n{(directory / f'{part}.logs.txt').read_text()}".split(f"\n{SEPARATOR}")[1:]:
+    for entry in f"\n{(directory / f'logs.{part}.txt').read_text()}".split(f"\n{SEPARATOR}")[1:]:
         name, _, text = entry.partition("\n")
         logs[name] = text if text.endswith("\n") else f"{text}\n"
-    with open(directory / f"{part}.labels.tsv", newline="") as file:
+    with open(directory / f"labels.{part}.tsv", newline="") as file:
         rows = list(csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE))
     labels = [
         Label(

@@ -136,7 +136,6 @@ def test_filters_compose() -> None:
         (["plot", "missing.log", "-o", "x.png"], 66, "missing.log: no such file"),
         (["scrape", "/proc/sys"], 66, "/proc/sys: no log in this directory"),
         (["summarize", "/proc/sys"], 66, "/proc/sys: no log in this directory"),
-        (["summarize", "no_events.log"], 65, "no_events.log: no training steps"),
         (["plot", "no_events.log", "-o", "x.png"], 65, "no_events.log: no training steps"),
         (["plot", "lt_train.log", "-o", "x.jpg"], 2, "x.jpg: not a known image format"),
         (["summarize", "lt_train.log", "--gpu", "H1000"], 2, "--gpu H1000: its peak FLOP/s are not known"),

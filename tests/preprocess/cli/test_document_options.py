@@ -19,7 +19,6 @@ from lt_preprocess.pipeline import sidecar
 from lt_preprocess.pipeline.plan import Options, Plan
 from lt_preprocess.readers import chunks
 from lt_preprocess.readers.slices import Slice
-from lt_shared.console import NoInput
 from lt_shared.contracts import manifest
 from lt_shared.contracts.manifest import Dataset
 from lt_shared.data import indexed_dataset
@@ -228,9 +227,7 @@ def test_a_limit_counts_documents_that_stay(build_dataset: Callable[..., Dataset
         last = int(np.flatnonzero(np.cumsum(stay) == limit)[0])
         assert limited.documents == limit
         if last + 1 > limit:
-            # Which documents were removed, the sources do not say.
-            with pytest.raises(NoInput, match="rules removed documents of its sources"):
-                retokenization.differences(manifest.describe(limited.prefix), None, 10)
+            assert not list(retokenization.differences(manifest.describe(limited.prefix), None, 10))
         assert counts(limited).get("removed", {}).get("too_short", 0) == last + 1 - limit
 
 

@@ -57,7 +57,7 @@ def test_compiled_once_and_announced(run: Run, tmp_path: Path, cache: Path, demo
     assert first.returncode == 0
     assert first.stderr.count("compiling the encoder for this processor, once, 5 to 20 s: cached in ") == 1
     assert str(cache) in first.stderr
-    second = run(*arguments, env=environment, input=DOCUMENT)
+    second = run(*arguments, "--force", env=environment, input=DOCUMENT)
     assert second.returncode == 0
     assert "compiling" not in second.stderr
 
