@@ -13,6 +13,7 @@ from lt_convert.formats.checkpoint import Source, Target
 from lt_convert.formats.directories import TORCHTITAN_STEP, configuration_directories, listing
 from lt_convert.formats.huggingface import consolidated, openai_original
 from lt_convert.formats.huggingface.dequantization import dequantized
+from lt_convert.formats.huggingface.lost_fields import lost_fields
 from lt_convert.formats.huggingface.safetensors_files import INDEX as INDEX
 from lt_convert.formats.huggingface.safetensors_files import SINGLE as SINGLE
 from lt_convert.formats.huggingface.safetensors_files import file, model_files, read_file
@@ -117,7 +118,10 @@ def open_source(directory: str, files: Files) -> Source:
         generation=files.read(generation, 0, files.size_bytes(generation)) if generates else None,
         quantization=str(stored_as or ""),
         beside=beside,
-        not_carried=beside_model.not_carried(HUGGINGFACE.name, directory, stored_names, tokenizer, beside),
+        not_carried=(
+            *beside_model.not_carried(HUGGINGFACE.name, directory, stored_names, tokenizer, beside),
+            *(() if is_published_alone else lost_fields(config)),
+        ),
         is_partial=is_consolidated or place != directory or weight_files(names)[0] not in (INDEX, SINGLE),
     )
 
