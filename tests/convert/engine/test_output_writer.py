@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from locked_files import locked_by_another_process
 from output_plans import COLUMNS, ROWS, content, expected, fail_after, plan
 
 from lt_convert.engine import output_writer
@@ -138,22 +139,9 @@ def test_too_little_room_is_known_before(values: Path, tmp_path: Path, monkeypat
 
 
 def test_second_writer_is_told_to_try_again(values: Path, tmp_path: Path) -> None:
-    code = f"""
-import fcntl, os, time
-os.mkdir({str(tmp_path / ".out.partial")!r})
-fcntl.flock(os.open({str(tmp_path / ".out.partial")!r}, os.O_RDONLY), fcntl.LOCK_EX)
-print("locked", flush=True)
-time.sleep(60)
-"""
-    other = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
-    try:
-        assert other.stdout is not None
-        other.stdout.readline()
-        with pytest.raises(TryAgain, match="another process is writing it"):
-            write(plan(values), tmp_path / "out")
-    finally:
-        other.kill()
-        other.communicate()
+    (tmp_path / ".out.partial").mkdir()
+    with locked_by_another_process(tmp_path / ".out.partial"), pytest.raises(TryAgain, match="another process is writing it"):
+        write(plan(values), tmp_path / "out")
     write(plan(values), tmp_path / "out")
 
 

@@ -5,14 +5,13 @@ import fcntl
 import json
 import os
 import random
-import subprocess
-import sys
 import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+from locked_files import locked_by_another_process
 from output_plans import COLUMNS, ROWS, content, expected, fail_after, plan
 
 from lt_convert.engine import journal, ledger, output_writer, part_writer
@@ -183,22 +182,11 @@ def test_a_cut_tensor_that_has_changed_is_not_published(values: Path, tmp_path: 
 
 def test_one_part_twice_at_once(values: Path, tmp_path: Path) -> None:
     write(plan(values), tmp_path / "out", 1, 2)
-    code = f"""
-import fcntl, os, time
-descriptor = os.open({str(tmp_path / ".out.partial/.lt-convert.parts/00000.lock")!r}, os.O_RDWR | os.O_CREAT)
-fcntl.flock(descriptor, fcntl.LOCK_EX)
-print("locked", flush=True)
-time.sleep(60)
-"""
-    other = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
-    try:
-        assert other.stdout is not None
-        other.stdout.readline()
-        with pytest.raises(TryAgain, match="another process is writing part 0 of 2"):
-            write(plan(values), tmp_path / "out", 0, 2)
-    finally:
-        other.kill()
-        other.communicate()
+    with (
+        locked_by_another_process(tmp_path / ".out.partial/.lt-convert.parts/00000.lock"),
+        pytest.raises(TryAgain, match="another process is writing part 0 of 2"),
+    ):
+        write(plan(values), tmp_path / "out", 0, 2)
     assert write(plan(values), tmp_path / "out", 0, 2)
 
 

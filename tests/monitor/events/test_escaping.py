@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lt_monitor.events.escaping import counted, printable
+from lt_monitor.events.escaping import printable
 
 
 @given(st.text() | st.text("\x00\x07\x08\t\n\r\x1b\x7f\x85\x9b\u200f\u2028\u202e\u2066\ud800\ufeffa[31m"))
@@ -31,8 +31,3 @@ def test_long_text_ends_in_an_ellipsis() -> None:
     assert printable("abcdef", 4) == "abc…"
     assert printable("abcd", 4) == "abcd"
     assert len(printable("x" * 1000)) == 500
-
-
-@pytest.mark.parametrize(("count", "said"), [(0, "0 steps"), (1, "1 step"), (2000, "2,000 steps")])
-def test_one_is_singular(count: int, said: str) -> None:
-    assert counted(count, "step") == said

@@ -13,7 +13,7 @@ from pathlib import Path
 import pseudo_terminal
 import pytest
 
-from lt_shared.console import ExitCode, Progress, Stopwatch, note
+from lt_shared.console import ExitCode, Progress, Stopwatch, counted, note
 
 PROGRAM = '''
 import errno, json, os, signal, sys, time
@@ -376,3 +376,8 @@ def test_a_program_without_standard_streams_can_use_what_tells_people(monkeypatc
     with Progress("work", 2, "files", interval_seconds=0) as progress, Stopwatch("work"):
         progress.advance(1)
     assert progress.done == 1
+
+
+@pytest.mark.parametrize(("count", "said"), [(0, "0 steps"), (1, "1 step"), (2000, "2,000 steps")])
+def test_one_is_singular(count: int, said: str) -> None:
+    assert counted(count, "step") == said

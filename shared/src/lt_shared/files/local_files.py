@@ -209,7 +209,7 @@ def publish_directory(path: str | os.PathLike[str], replace: bool = False, resum
     the files that an earlier process of this user left, if nobody else could write there. Raises as `publish`.
     """
     target = Path(os.path.abspath(path))
-    partial = target.parent / f".{target.name}.partial"
+    partial = Path(partial_path(str(target)))
     with creating(str(target)):
         target.parent.mkdir(parents=True, exist_ok=True)
         lock = create_partial_directory(partial, str(target))

@@ -20,6 +20,7 @@ from lt_shared.files.local_files import (
     creating,
     filling,
     is_at,
+    partial_path,
     publish_prepared_directory,
     set_mode,
     umask,
@@ -35,7 +36,7 @@ def shared_directory(path: str | os.PathLike[str]) -> Iterator[PartialDirectory]
     could have written there.
     """
     target = Path(os.path.abspath(path))
-    partial = target.parent / f".{target.name}.partial"
+    partial = Path(partial_path(str(target)))
     with creating(str(target)):
         target.parent.mkdir(parents=True, exist_ok=True)
         descriptor = create_partial_directory(partial, str(target), fcntl.LOCK_SH)

@@ -5,7 +5,6 @@ import json
 import math
 import os
 import pickle
-import random
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from damaged_files import outcomes_of_damage
 from safetensors.torch import load_file
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
@@ -26,7 +26,7 @@ from lt_convert.commands.follow import following
 from lt_convert.commands.follow.following import FollowRequest
 from lt_convert.formats import location
 from lt_convert.tensors.source_files import Files
-from lt_shared.console import BadData, NoInput
+from lt_shared.console import BadData
 
 State = dict[str, torch.Tensor]
 
@@ -156,24 +156,7 @@ def test_metadata_that_do_not_fit(change: str, step: Path, tmp_path: Path) -> No
 
 
 def test_any_damage_is_refused_or_harmless(step: Path, tmp_path: Path) -> None:
-    chance = random.Random(1)
-    outcomes = set()
-    for path in sorted(step.iterdir()):
-        original = path.read_bytes()
-        for _ in range(25):
-            changed = bytearray(original)
-            position = chance.choice([chance.randrange(len(original)), chance.randrange(min(3000, len(original)))])
-            if chance.random() < 0.5:
-                changed[position] = chance.randrange(256)
-            else:
-                del changed[position:]
-            path.write_bytes(changed)
-            try:
-                conversion.convert(Request(str(step), "hf", str(tmp_path / "hf"), force=True))
-                outcomes.add("harmless")
-            except (BadData, NoInput):
-                outcomes.add("refused")
-        path.write_bytes(original)
+    outcomes = outcomes_of_damage(step, sorted(step.iterdir()), tmp_path / "hf", 25, 0.5)
     assert outcomes == {"harmless", "refused"}
 
 

@@ -18,6 +18,7 @@ from lt_convert.formats.directories import OLMO_STEP, listing
 from lt_convert.tensors.source_files import INCOMPLETE, UNFINISHED, Files
 from lt_convert.tensors.tensor import Tensor
 from lt_convert.tokenizers import discovery
+from lt_convert.tokenizers.huggingface_tokenizer import SPECIAL_IDS
 from lt_convert.weights import families
 from lt_convert.weights.mapping import HF, Model
 from lt_shared.console import BadConfig, BadData
@@ -122,8 +123,7 @@ def open_source(directory: str, files: Files) -> Source:
 def _special_ids(settings: Mapping[str, Any]) -> dict[str, Any] | None:
     dataset = settings.get("dataset")
     tokenizer = dataset.get("tokenizer") if isinstance(dataset, dict) else None
-    names = ("bos_token_id", "eos_token_id", "pad_token_id")
-    return {name: tokenizer[name] for name in names if name in tokenizer} if isinstance(tokenizer, dict) else None
+    return {name: tokenizer[name] for name in SPECIAL_IDS if name in tokenizer} if isinstance(tokenizer, dict) else None
 
 
 def _renamed(contents: dcp.Contents, config: Mapping[str, Any]) -> dict[str, Tensor]:

@@ -13,10 +13,10 @@ from collections.abc import Callable, Iterator
 from lt_monitor.alerts import trend_rules
 from lt_monitor.alerts.thresholds import Thresholds
 from lt_monitor.events.alert_findings import Finding, duration
-from lt_monitor.events.escaping import counted
 from lt_monitor.events.records import Record
 from lt_monitor.runs.faults import failure_causes
 from lt_monitor.runs.run_state import RunState
+from lt_shared.console import counted
 
 STOPPED_JOB_STATES = {
     "PREEMPTED": ("preemption", "warning"),

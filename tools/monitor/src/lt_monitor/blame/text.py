@@ -4,7 +4,8 @@ from collections.abc import Iterator, Sequence
 
 from lt_monitor.blame.rollback import Rollback
 from lt_monitor.blame.suspects import Blame, BlamedSample, DocumentPart
-from lt_monitor.events.escaping import counted, printable
+from lt_monitor.events.escaping import printable
+from lt_shared.console import counted
 
 EXCERPT_CHARACTERS = 120
 NAMED_RANGES = 10

@@ -23,10 +23,5 @@ def json_for_terminals(line: bytes) -> bytes:
     return "".join(one if one.isprintable() else json.dumps(one)[1:-1].replace("\x7f", "\\u007f") for one in text).encode()
 
 
-def counted(count: int, noun: str) -> str:
-    """Format a count with its noun: `1 restart`, `2,000 restarts`."""
-    return f"{count:,} {noun}{'' if count == 1 else 's'}"
-
-
 def _escape(character: str) -> str:
     return character.encode("unicode_escape", "surrogatepass").decode("ascii")

@@ -4,10 +4,10 @@ One line of the year 9999 would stretch a run of an hour to 8,000 years. A time 
 most 26 hours in the future: times may have no zone, and the time zones of two machines differ by up to 26 hours.
 """
 
-from lt_monitor.events.escaping import counted, printable
+from lt_monitor.events.escaping import printable
 from lt_monitor.events.records import Record
 from lt_monitor.events.steps import epoch_seconds
-from lt_shared.console import warn
+from lt_shared.console import counted, warn
 
 EARLIEST_SECONDS = 946684800.0
 MAXIMUM_AHEAD_SECONDS = 26 * 3600.0

@@ -9,11 +9,11 @@ import datetime
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from lt_monitor.events.escaping import counted
 from lt_monitor.hangs.findings import ABSENT, BEHIND, ELSEWHERE, MISMATCH, MISSING, UNFINISHED, UNMATCHED, Finding, find
 from lt_monitor.hangs.flight_recorder import Call
 from lt_monitor.hangs.process_groups import GroupName, Job
 from lt_monitor.hangs.stack_dumps import Frame, place
+from lt_shared.console import counted
 
 ALSO_SHOWN = 8
 RANGES_SHOWN = 20

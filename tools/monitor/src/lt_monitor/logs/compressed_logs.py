@@ -5,13 +5,12 @@ or damaged, or that its job is still writing, gives everything before that place
 """
 
 import bz2
-import contextlib
-import lzma
-import sys
-import zlib
 from collections.abc import Callable
 from types import TracebackType
-from typing import IO, Any, Protocol, cast
+from typing import IO, cast
+
+from lt_shared.files import decompressors
+from lt_shared.files.decompressors import Decompressor
 
 # Longer than any of the marks below.
 MARK_BYTES = 8
@@ -19,48 +18,14 @@ INPUT_BYTES = 1 << 16
 OUTPUT_BYTES = 1 << 21
 # Marks of zstd's frames without content, which some writers put first.
 _SKIPPABLE = tuple(bytes([0x50 + number, 0x2A, 0x4D, 0x18]) for number in range(16))
-_XZ_MEMORY_BYTES = 1 << 30
-_ZSTD_WINDOW_BITS = 31
 _CUT = "is cut off, or still being written, in the middle of its compressed data"
 
 
-class _Decompressor(Protocol):
-    @property
-    def eof(self) -> bool: ...
-
-    @property
-    def needs_input(self) -> bool: ...
-
-    @property
-    def unused_data(self) -> bytes: ...
-
-    def decompress(self, data: bytes, max_length: int, /) -> bytes: ...
-
-
-def _gzip() -> _Decompressor:
-    from isal import igzip_lib
-
-    return igzip_lib.IgzipDecompressor(flag=igzip_lib.DECOMP_GZIP)
-
-
-def _xz() -> _Decompressor:
-    return lzma.LZMADecompressor(memlimit=_XZ_MEMORY_BYTES)
-
-
-def _zstd() -> _Decompressor:
-    if sys.version_info >= (3, 14):
-        from compression import zstd
-    else:
-        from backports import zstd
-
-    return zstd.ZstdDecompressor(options={zstd.DecompressionParameter.window_log_max: _ZSTD_WINDOW_BITS})
-
-
-_FORMATS: tuple[tuple[tuple[bytes, ...], Callable[[], _Decompressor]], ...] = (
-    ((b"\x1f\x8b\x08",), _gzip),
-    ((b"\xfd7zXZ\x00",), _xz),
+_FORMATS: tuple[tuple[tuple[bytes, ...], Callable[[], Decompressor]], ...] = (
+    ((b"\x1f\x8b\x08",), decompressors.gzip),
+    ((b"\xfd7zXZ\x00",), decompressors.xz),
     (tuple(b"BZh%d" % level for level in range(1, 10)), bz2.BZ2Decompressor),
-    ((b"\x28\xb5\x2f\xfd", *_SKIPPABLE), _zstd),
+    ((b"\x28\xb5\x2f\xfd", *_SKIPPABLE), decompressors.zstd),
 )
 
 
@@ -93,7 +58,7 @@ class DecompressedLog:
     def __init__(self, file: IO[bytes]):
         self.problem: str | None = None
         self._file = file
-        self._decompressor: _Decompressor | None = None
+        self._decompressor: Decompressor | None = None
         self._input = b""
         self._content = b""
         self._position = 0
@@ -138,7 +103,7 @@ class DecompressedLog:
                 return False
         try:
             self._content = decompressor.decompress(self._input, OUTPUT_BYTES)
-        except _damage_errors() as error:
+        except decompressors.damage_errors() as error:
             self.problem = f"is damaged in its compressed data ({error})"
             return False
         self._input = b""
@@ -183,21 +148,5 @@ class DecompressedLog:
         self.close()
 
 
-def _format(begin: bytes) -> Callable[[], _Decompressor] | None:
+def _format(begin: bytes) -> Callable[[], Decompressor] | None:
     return next((decompressor for marks, decompressor in _FORMATS if begin.startswith(marks)), None)
-
-
-def _damage_errors() -> tuple[Any, ...]:
-    """Return the exceptions of damaged data. Every format has one of its own."""
-    errors: list[Any] = [OSError, EOFError, ValueError, RuntimeError, lzma.LZMAError, zlib.error]
-    with contextlib.suppress(ImportError):
-        from isal import igzip_lib
-
-        errors.append(igzip_lib.IsalError)
-    with contextlib.suppress(ImportError):
-        if sys.version_info >= (3, 14):
-            from compression import zstd
-        else:
-            from backports import zstd
-        errors.append(zstd.ZstdError)
-    return tuple(errors)

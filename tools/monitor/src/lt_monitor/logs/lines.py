@@ -11,7 +11,7 @@ import sys
 
 from lt_monitor.logs.fields import RANK, TASK, TIME, Value, read_time
 
-_CONTROL_SEQUENCE = re.compile(rb"\x1b\[[0-?]{0,64}[ -/]{0,8}[@-~]")
+CONTROL_SEQUENCE = re.compile(rb"\x1b\[[0-?]{0,64}[ -/]{0,8}[@-~]")
 # If the ESC byte was lost, only a known text after the sequence shows that it was a colour.
 _LOST_ESCAPE = re.compile(rb"\[(?:\d{1,3};?){1,8}m(?:validate )?(?:step|loss):")
 _COLOUR_WITHOUT_ESCAPE = re.compile(rb"\[(?:\d{1,3};?){1,8}m")
@@ -45,7 +45,7 @@ class Line:
         raw = raw.rstrip(b"\r\n")
         self._removed: list[tuple[int, int]] = []
         if b"\x1b" in raw:
-            raw = self._without(_CONTROL_SEQUENCE, raw)
+            raw = self._without(CONTROL_SEQUENCE, raw)
         elif b"m" in raw and _LOST_ESCAPE.search(raw):
             raw = self._without(_COLOUR_WITHOUT_ESCAPE, raw)
         self.text = raw

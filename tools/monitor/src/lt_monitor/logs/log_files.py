@@ -14,12 +14,11 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import IO
 
-from lt_monitor.events.escaping import counted
 from lt_monitor.events.records import Record
 from lt_monitor.logs import compressed_logs, file_contents
 from lt_monitor.logs.log_parser import LogParser
 from lt_monitor.logs.parsed_block import ParsedBlock
-from lt_shared.console import BadData, NoInput, ToolError, warn
+from lt_shared.console import BadData, NoInput, ToolError, counted, warn
 from lt_shared.files import ownership, storage
 
 BLOCK_BYTES = 1 << 21

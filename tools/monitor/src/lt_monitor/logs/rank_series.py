@@ -15,6 +15,7 @@ from types import MappingProxyType
 
 from lt_monitor.events.records import Record
 from lt_monitor.logs import log_files
+from lt_monitor.logs.compressed_logs import DecompressedLog
 from lt_monitor.logs.log_parser import LogParser
 from lt_shared.console import ToolError
 from lt_shared.files import storage
@@ -135,7 +136,7 @@ def _content(path: str) -> _Content:
     records: list[Record] = []
     with contextlib.suppress(OSError, ToolError), log_files.open_log(path) as log:
         records = _records(log.read(HEAD_BYTES))
-        if not hasattr(log, "problem"):
+        if not isinstance(log, DecompressedLog):
             size = log.seek(0, 2)
             if size > HEAD_BYTES:
                 log.seek(max(HEAD_BYTES, size - TAIL_BYTES))

@@ -14,6 +14,7 @@ from lt_monitor.events.records import Record
 from lt_monitor.events.steps import epoch_seconds
 from lt_monitor.logs import log_files
 from lt_monitor.logs.labels.removal import LabelRemoval
+from lt_monitor.logs.lines import CONTROL_SEQUENCE
 from lt_monitor.runs.attempts import Attempt, Run
 from lt_shared.console import ToolError
 from lt_shared.contracts import run_log
@@ -26,7 +27,6 @@ LIMIT_SECONDS = 1800
 MAXIMUM_BYTES = 1 << 18
 TAIL_BYTES = 1 << 14
 LINE_CHARACTERS = 200
-_COLOUR = re.compile(rb"\x1b\[[0-?]{0,64}[ -/]{0,8}[@-~]")
 _WORDS = re.compile(rb"[A-Za-z]{3}")
 # Kinds of records that a trainer or its launcher prints before the first step.
 _KINDS = ("start", "load", "fault", "note", "end")
@@ -92,7 +92,7 @@ def _telling_line(text: bytes) -> str | None:
     unlabelled = LabelRemoval().remove(text.replace(b"\r", b"\n"))
     lines = (text if unlabelled is None else unlabelled.text).replace(b"\r", b"\n").split(b"\n")
     for line in reversed(lines):
-        shown = _COLOUR.sub(b"", line).strip()
+        shown = CONTROL_SEQUENCE.sub(b"", line).strip()
         is_argument = run_log.ARGUMENT.fullmatch(line) is not None or run_log.ARGUMENTS_HEADING.search(line) is not None
         if _WORDS.search(shown) is not None and not is_argument:
             return shown.decode(errors="replace")[:LINE_CHARACTERS]

@@ -10,11 +10,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from lt_monitor.events.escaping import counted, printable
+from lt_monitor.events.escaping import printable
 from lt_monitor.events.records import Record
 from lt_monitor.events.steps import epoch_seconds
 from lt_monitor.runs import summary
 from lt_monitor.runs.attempts import Attempt, Run
+from lt_shared.console import counted
 
 NAN_GROUPS = 200
 FAULT_GROUPS = 200

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from lt_monitor.events.alert_findings import duration
-from lt_monitor.events.escaping import counted, printable
+from lt_monitor.events.escaping import printable
 from lt_monitor.events.plausible_times import PlausibleTimes
 from lt_monitor.logs import log_files, rank_series
 from lt_monitor.runs import time_accounting
@@ -19,7 +19,7 @@ from lt_monitor.runs.run_loader import Job, checkpoint_directory, jobs_of_one_ru
 from lt_monitor.runs.run_state import RunState, positive
 from lt_monitor.runs.state_lookup import state_for
 from lt_monitor.runs.time_accounting import Account
-from lt_shared.console import BadData, warn
+from lt_shared.console import BadData, counted, warn
 
 NO_TIMES = "the lines of this log have no times: only losses within steps are known"
 

@@ -4,7 +4,7 @@ import datetime
 from collections.abc import Sequence
 from html import escape
 
-from lt_monitor.events.escaping import counted, printable
+from lt_monitor.events.escaping import printable
 from lt_monitor.events.records import Record
 from lt_monitor.runs.attempts import Attempt, Run
 from lt_monitor.runs.faults.endings import Ending, ending_faults, ending_of
@@ -13,6 +13,7 @@ from lt_monitor.runs.summary import Summary
 from lt_monitor.views import runs_table as run_comparison
 from lt_monitor.views import summary_table
 from lt_monitor.views.annotations import fault_step
+from lt_shared.console import counted
 from lt_shared.contracts.run_log import GIB
 
 FAULT_ROWS = 100

@@ -5,10 +5,11 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from lt_monitor.events.escaping import counted, printable
+from lt_monitor.events.escaping import printable
 from lt_monitor.events.records import Record
 from lt_monitor.runs.faults.failure_causes import ranks_text
 from lt_monitor.runs.summary import Summary
+from lt_shared.console import counted
 from lt_shared.contracts.run_log import GIB
 
 COLUMNS = 4

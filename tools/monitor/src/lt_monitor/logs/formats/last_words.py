@@ -160,7 +160,7 @@ def telling(text: bytes) -> bytes | None:
     for line in filled:
         begins = (Line(line, 0).body, *margins.boundaries(line, Line(line, 0).body))
         words = next((line[begin:] for begin in begins if _FAILED.match(line[begin:]) is not None), None)
-        words = words if words is not None else line if not _is_quiet(line) and _FAILED.search(line) is not None else None
+        words = words if words is not None else line if not margins.is_quiet(line) and _FAILED.search(line) is not None else None
         if words is not None and _NO_FAILURE.search(line) is None:
             return line
     return filled[-1] if filled and _is_error_of_program(filled[-1]) else None
@@ -169,9 +169,4 @@ def telling(text: bytes) -> bytes | None:
 def _is_error_of_program(line: bytes) -> bool:
     begins = (Line(line, 0).body, *margins.boundaries(line, Line(line, 0).body))
     is_error = any(_PROGRAM_FAILED.match(line[begin:]) is not None for begin in begins)
-    return is_error and _REMARK.search(line) is None and not _is_quiet(line)
-
-
-def _is_quiet(line: bytes) -> bool:
-    """Whether a logger printed the line as information or as a warning."""
-    return margins.is_quiet(line)
+    return is_error and _REMARK.search(line) is None and not margins.is_quiet(line)

@@ -42,34 +42,30 @@ def last_word(tail: LogTail, faults: Sequence[Record]) -> list[Record]:
 
 def last_error(tail: LogTail) -> Record | None:
     """The error that the last lines tell of in a form that no format knows, if no steps follow it."""
-    begin = max(0, tail.size - CONTEXT_BYTES)
-    raw = tail.text(begin, tail.size)
-    error = last_words.last_error(tail.context(begin, tail.size))
-    if error is None:
-        return None
-    line, name, cause = error
-    at = begin + max(0, raw.rfind(line))
-    at = begin + raw.rfind(b"\n", 0, at - begin) + 1
-    is_known = any(record["kind"] == "fault" and record["src"].get("offset") == at for record in tail.records)
-    if is_known or at < max(recovered(tail)):
-        return None
-    source = {"file": tail.shown, "offset": at}
-    return _fault(name, cause, line.decode(errors="replace")[:MESSAGE_CHARACTERS], source)
+    error = last_words.last_error(_context(tail))
+    return None if error is None else _fault_of_line(tail, *error)
 
 
 def telling(tail: LogTail) -> Record | None:
     """Return a failure that the last lines tell of in words alone, if no steps follow them."""
+    line = last_words.telling(_context(tail))
+    return None if line is None else _fault_of_line(tail, line, "unknown", "unknown")
+
+
+def _context(tail: LogTail) -> bytes:
+    return tail.context(max(0, tail.size - CONTEXT_BYTES), tail.size)
+
+
+def _fault_of_line(tail: LogTail, line: bytes, name: str, cause: str) -> Record | None:
+    """Return the fault that a line near the end tells of; None if a format has read it, or if steps follow it."""
     begin = max(0, tail.size - CONTEXT_BYTES)
     raw = tail.text(begin, tail.size)
-    line = last_words.telling(tail.context(begin, tail.size))
-    if line is None:
-        return None
     at = begin + raw.rfind(b"\n", 0, max(0, raw.rfind(line))) + 1
     is_known = any(record["kind"] == "fault" and record["src"].get("offset") == at for record in tail.records)
     if is_known or at < max(recovered(tail)):
         return None
-    source = {"file": tail.shown, "offset": at}
-    return _fault("unknown", "unknown", line.decode(errors="replace").strip()[:MESSAGE_CHARACTERS], source)
+    message = line.decode(errors="replace").strip()[:MESSAGE_CHARACTERS]
+    return _fault(name, cause, message, {"file": tail.shown, "offset": at})
 
 
 def nan(tail: LogTail) -> Record | None:

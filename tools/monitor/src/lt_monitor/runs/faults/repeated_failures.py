@@ -9,21 +9,20 @@ from collections.abc import Sequence
 
 from lt_monitor.events.records import Record
 from lt_monitor.runs.faults.advice import Action, advice
-from lt_monitor.runs.faults.endings import ending_faults
-from lt_monitor.runs.faults.failure_causes import SCHEDULER_FAULTS, root_cause
+from lt_monitor.runs.faults.endings import SCHEDULER_ENDINGS, ending_faults
+from lt_monitor.runs.faults.failure_causes import root_cause
 from lt_monitor.runs.log_attempts import LogAttempts
 
 MESSAGE_CHARACTERS = 80
 # Of these, only the message tells two causes apart.
 _GENERAL = frozenset({"traceback", "exit", "killed", "configuration", "other"})
 _VARIABLE = re.compile(r"0x[0-9a-fA-F]+|\d+")
-_NEVER = frozenset({*SCHEDULER_FAULTS, "evicted", "node-failure"})
 
 
 def failure_of(faults: Sequence[Record], step: int | None) -> Record | None:
     """Reduce the failure of an attempt whose last step was `step` to a record for `is_repeated`; None if it does not count."""
     cause = root_cause(faults)
-    if cause is None or cause["severity"] != "critical" or cause["fault"] in _NEVER:
+    if cause is None or cause["severity"] != "critical" or cause["fault"] in SCHEDULER_ENDINGS:
         return None
     failure: Record = {"fault": cause["fault"], "step": step, "message": cause["message"], "action": advice(cause).action.value}
     return failure | {key: cause[key] for key in ("xid", "node") if key in cause}

@@ -5,13 +5,14 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from lt_monitor.events.escaping import counted, printable
+from lt_monitor.events.escaping import printable
 from lt_monitor.events.records import Record
 from lt_monitor.runs.attempts import Attempt
 from lt_monitor.runs.summary import Summary
 from lt_monitor.views import report_tables, sparklines, summary_table
 from lt_monitor.views.live.view import Node, View
 from lt_monitor.views.tick_labels import compact
+from lt_shared.console import counted
 from lt_shared.contracts.run_log import GIB
 
 if TYPE_CHECKING:
