@@ -7,6 +7,7 @@ import contextlib
 import enum
 import json
 import os
+import re
 import sys
 from collections.abc import Mapping
 from typing import Any
@@ -14,6 +15,8 @@ from typing import Any
 import click
 
 VERBOSITY = "LT_VERBOSITY"
+# With U+2028 and U+2029, at which str.splitlines ends a line. Joiners stay: Persian, Hindi and emoji need them.
+_TERMINAL_CONTROLS = re.compile("[\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 _tool_name = "lt"
 
 
@@ -89,7 +92,19 @@ def warn(text: str) -> None:
     _say(f"warning: {text}")
 
 
+def visible_json(encoded: str) -> str:
+    """Escape what a terminal acts on in JSON or TOML text: DEL, C1 controls, changes of direction; JSON escapes C0 itself."""
+    if encoded.isascii() and "\x7f" not in encoded:
+        return encoded
+    return _TERMINAL_CONTROLS.sub(lambda match: f"\\u{ord(match[0]):04x}", encoded)
+
+
 def print_json(record: Mapping[str, Any]) -> None:
     """Write one line of data to stdout at once, so that a reader at the other end of a pipe sees it."""
-    sys.stdout.write(json.dumps(record, ensure_ascii=False, separators=(",", ":")) + "\n")
+    sys.stdout.write(visible_json(json.dumps(record, ensure_ascii=False, separators=(",", ":"))) + "\n")
     sys.stdout.flush()
+
+
+def print_text(text: str) -> None:
+    """Write a line or a table for people to stdout, with control characters escaped."""
+    click.echo(visible(text))

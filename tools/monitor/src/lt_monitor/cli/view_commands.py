@@ -112,7 +112,7 @@ def tail_cause(logs: tuple[str, ...], as_json: bool, exclude_node: bool) -> cons
     elif as_json:
         console.print_json(cause.to_record())
     else:
-        click.echo(cause.sentence())
+        console.print_text(cause.sentence())
     return {
         Action.NONE: console.ExitCode.OK,
         Action.AGAIN: console.ExitCode.TRY_AGAIN,
