@@ -56,7 +56,7 @@ class Command:
 
     `repeats` is how often the command runs: a log grows before each repetition. `is_appended` says that what a run has written to
     standard output counts, and a repetition adds only what is missing; otherwise the repetition writes all of it again. With
-    `may_repeat`, a command that fails after it has printed a line may print that line again.
+    `may_repeat`, a command that fails after it has printed a line, or a part of it, may print that line again.
     """
 
     tool: str
@@ -270,12 +270,21 @@ def result(command: Command, place: Path) -> dict[str, object]:
         by_step = {record["step"]: record["loss"] for record in losses if record.get("kind") == "step"}
         return {"losses": by_step, "tensors": tensor_checksums(save / "iter_0000004")}
     lines = without_times((place / "stdout").read_bytes()).splitlines()
-    written: dict[str, object] = {"stdout": list(dict.fromkeys(lines)) if command.may_repeat else lines}
+    if command.may_repeat:
+        lines = [line for line in dict.fromkeys(lines) if is_json(line)]
+    written: dict[str, object] = {"stdout": lines}
     for path in sorted(place.rglob("*")):
         name = str(path.relative_to(place))
         if path.is_file() and name.startswith(("out", ".")) and not name.endswith(UNLIKE):
             written[name] = without_times(path.read_bytes())
     return written
+
+
+def is_json(line: bytes) -> bool:
+    try:
+        return isinstance(json.loads(line), dict)
+    except ValueError:
+        return False
 
 
 def without_times(content: bytes) -> bytes:

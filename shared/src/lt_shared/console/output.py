@@ -5,9 +5,12 @@
 
 import contextlib
 import enum
+import fcntl
+import functools
 import json
 import os
 import re
+import stat
 import sys
 from collections.abc import Mapping
 from typing import Any
@@ -101,10 +104,29 @@ def visible_json(encoded: str) -> str:
 
 def print_json(record: Mapping[str, Any]) -> None:
     """Write one line of data to stdout at once, so that a reader at the other end of a pipe sees it."""
+    _end_cut_line()
     sys.stdout.write(visible_json(json.dumps(record, ensure_ascii=False, separators=(",", ":"))) + "\n")
     sys.stdout.flush()
 
 
 def print_text(text: str) -> None:
     """Write a line or a table for people to stdout, with control characters escaped."""
+    _end_cut_line()
     click.echo(visible(text))
+
+
+@functools.cache
+def _end_cut_line() -> None:
+    """Before the first line of this process: end the last line of a file that stdout appends to, if it was cut off.
+
+    An earlier process may have met a full disk in the middle of a line, and this process repeats that line as a whole.
+    """
+    with contextlib.suppress(OSError, ValueError):
+        descriptor = sys.stdout.fileno()
+        is_appended = fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_APPEND
+        if not is_appended or not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            return
+        with open(f"/proc/self/fd/{descriptor}", "rb") as file:
+            file.seek(-1, os.SEEK_END)
+            if file.read(1) != b"\n":
+                sys.stdout.write("\n")
