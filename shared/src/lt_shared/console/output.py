@@ -96,7 +96,7 @@ def warn(text: str) -> None:
 
 
 def visible_json(encoded: str) -> str:
-    """Escape what a terminal acts on in JSON or TOML text: DEL, C1 controls, changes of direction; JSON escapes C0 itself."""
+    """Escape characters that a terminal obeys in JSON or TOML: DEL, C1 controls, changes of direction. JSON escapes C0 itself."""
     if encoded.isascii() and "\x7f" not in encoded:
         return encoded
     return _TERMINAL_CONTROLS.sub(lambda match: f"\\u{ord(match[0]):04x}", encoded)

@@ -1,8 +1,8 @@
 """Remove the hidden files and directories that a killed process has left, and nothing else.
 
-An unfinished output is private: its mode is 0600 or 0700. In a directory whose entries other users may rename, one of them can
-give any file of this user the hidden name that the next command cleans up. There, what is not private is moved aside and named;
-only what has the mode of a leftover is deleted.
+An unfinished output is private: its mode is 0600 or 0700. In a directory whose entries other users may rename, another user can
+give any file the hidden name that the next command cleans up. There, a file that is not private is moved aside and named, and
+only a private file is deleted.
 """
 
 import contextlib
@@ -20,7 +20,7 @@ _OTHERS = stat.S_IRWXG | stat.S_IRWXO
 def remove(path: str | os.PathLike[str]) -> None:
     """Delete the leftover at `path`, or move it aside if another user could have put it there. Links are not followed.
 
-    Errors within a directory are ignored: what remains of it is removed the next time. Raises OSError for a file.
+    Errors within a directory are ignored, and the next command removes the remains. Raises OSError for a file.
     """
     name = os.fspath(path)
     try:

@@ -1,7 +1,7 @@
-"""What a webhook is sent: findings that a chat service shows as text, whatever stands in the log.
+"""Compose the message for a webhook: findings that a chat service shows as text, whatever stands in the log.
 
-Slack, Mattermost, Discord and Teams have different marks for mentions, links and images, and each has a form in which none of
-them works: a text object of type plain_text, a block of code, `allowed_mentions` without entries, a RichTextBlock. The host or
+Slack, Mattermost, Discord and Teams have different marks for mentions, links and images. Each service has a form that ignores
+these marks: a text object of type plain_text, a block of code, `allowed_mentions` without entries, a RichTextBlock. The host or
 the path of the URL tells the service. Any other endpoint gets the findings as records, too.
 """
 
@@ -44,7 +44,7 @@ _HOSTS = {
 }
 # Mattermost runs on any host. Its keys have 26 characters.
 _MATTERMOST_PATH = re.compile(r".*/hooks/[a-z0-9]{26}/?")
-# Endpoints of Discord for the messages of Slack and GitHub, which cannot switch mentions off.
+# Discord's endpoints for messages in the forms of Slack and GitHub cannot switch mentions off.
 _FOREIGN_FORM = re.compile(r"/(slack|github)/?(?=\?|$)")
 
 

@@ -50,9 +50,9 @@ def prom(
 
 
 def _monitor(patterns: Sequence[str], output: str) -> str:
-    """Return what tells this monitor from others on the machine: its file's name, on standard output its logs.
+    """Return a label that differs from other monitors' labels on the machine: the file's name, on standard output the logs.
 
-    Of many logs it is the beginning and a checksum of the list. Bytes that are not UTF-8 stay apart: the label escapes them.
+    A long list of logs is cut and gets its checksum. Bytes that are not UTF-8 stay apart, because the label escapes them.
     """
     if output != STANDARD_OUTPUT:
         return os.path.basename(output).removesuffix(".prom")
