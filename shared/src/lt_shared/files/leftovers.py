@@ -47,7 +47,7 @@ def hide(path: str | os.PathLike[str], hidden: str | os.PathLike[str]) -> None:
             os.chmod(hidden, 0o700)
 
 
-def could_be_renamed(path: str, status: os.stat_result) -> bool:
+def could_be_renamed(path: str | os.PathLike[str], status: os.stat_result) -> bool:
     """Whether another user could have renamed this user's file to `path`, and it is not private as a leftover is."""
     if stat.S_ISLNK(status.st_mode) or not status.st_mode & _OTHERS or not ownership.can_be_renamed(path):
         return False
