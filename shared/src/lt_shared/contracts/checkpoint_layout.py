@@ -157,6 +157,14 @@ def check_configuration(content: bytes, path: str) -> None:
         raise BadData(f"{path}: stored with {backend!r}, read here is {SHARDED_BACKEND!r}")
 
 
+def has_hybrid_layers(metadata: bytes) -> bool:
+    """Return whether the `.metadata` of a torch_dist checkpoint names the last norm of megatron-core's HybridModel.
+
+    GPTModel names it `decoder.final_layernorm`. The names are in the pickle as they are.
+    """
+    return b"decoder.final_norm." in metadata
+
+
 def damage(directory: Path) -> str | None:
     """Why a checkpoint directory cannot be loaded, or None when all its files are there with their sizes."""
     if not (directory / ".metadata").is_file():

@@ -50,6 +50,8 @@ class Format:
     is_quantizable: bool = False
     # Whether Megatron's arguments are written, and a warning names the features that stock Megatron-LM has no argument for.
     warns_of_arguments: bool = False
+    # Whether the model is megatron-core's HybridModel.
+    is_hybrid: bool = False
 
     def _load(self) -> Any:
         """Import the module when it is first used: the command line lists all formats, and a conversion uses two."""
@@ -89,6 +91,16 @@ MEGATRON_DIST = Format(
     is_in_run=True,
     warns_of_arguments=True,
 )
+# The names of the files do not tell it from `megatron-dist`: those of the tensors do (`location.locate`).
+MEGATRON_HYBRID = Format(
+    "megatron-hybrid",
+    "megatron.hybrid",
+    known_files.MEGATRON_DIST,
+    has_optimizer=True,
+    is_in_run=True,
+    warns_of_arguments=True,
+    is_hybrid=True,
+)
 MEGATRON_LEGACY = Format(
     "megatron-legacy",
     "megatron.legacy",
@@ -123,6 +135,7 @@ OLMO_CORE = Format(
 _ALL = (
     HUGGINGFACE,
     MEGATRON_DIST,
+    MEGATRON_HYBRID,
     MEGATRON_LEGACY,
     TORCHTITAN,
     MEGATRON_FSDP,

@@ -19,14 +19,16 @@ class OptimizerState:
 
     `tensors` has "exp_avg" and "exp_avg_sq", and "param", the fp32 main weights, where Megatron stored them. `step` counts the
     updates; `hyperparameters` are those in use (lr, betas, eps ...). `tokens` is how many tokens were trained on, 0 when the
-    checkpoint does not say it. `problem` says why the state cannot be converted, and is empty when it can. `is_flat` says that
-    it was stored in flat buffers, which fit one pipeline and tensor parallel size.
+    checkpoint does not say it. `schedule` has the bounds of the learning rate and weight decay by which megatron-core tells its
+    groups apart, and is empty for other trainers' checkpoints. `problem` says why the state cannot be converted, and is empty
+    when it can. `is_flat` says that it was stored in flat buffers, which fit one pipeline and tensor parallel size.
     """
 
     tensors: Mapping[str, Mapping[str, Tensor]]
     step: int
     hyperparameters: Mapping[str, Any]
     tokens: int = 0
+    schedule: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     problem: str = ""
     is_flat: bool = False
 
