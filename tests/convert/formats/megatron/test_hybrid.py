@@ -11,9 +11,12 @@ import pytest
 import torch
 from stored_checkpoints import stored_values
 
+from lt_convert.commands import checkpoint_comparison
 from lt_convert.commands.conversion import Request, convert
+from lt_convert.formats import location
 from lt_convert.formats.megatron import torch_dist
 from lt_convert.tensors.source_files import Files
+from lt_shared.console import BadData
 from lt_shared.models.architecture import Architecture, LatentAttention
 
 needs_hybrid_model = pytest.mark.skipif(
@@ -100,6 +103,72 @@ def test_gpt_model_computes_what_hybrid_model_does(results: Results, name: str) 
 @pytest.mark.parametrize("name", APART)
 def test_ranks_that_share_a_model_load_it(results: Results, name: str, how: str) -> None:
     assert numpy.abs(results.logits(name, how) - results.logits(name, "made by GPTModel")).max() < 1e-5
+
+
+@pytest.fixture
+def hybrid(models: dict[str, Path], tmp_path: Path) -> Path:
+    """A checkpoint with the layers of HybridModel, of a model of three blocks."""
+    return Path(convert(Request(str(models["grouped"]), "megatron-hybrid", str(tmp_path / "run"))).path)
+
+
+def test_the_tensors_say_whose_layers_they_are(hybrid: Path, models: dict[str, Path], tmp_path: Path) -> None:
+    gpt = convert(Request(str(models["grouped"]), "megatron-dist", str(tmp_path / "gpt"))).path
+    with Files() as files:
+        assert [location.locate(str(path), files)[1] for path in (hybrid, gpt)] == ["megatron-hybrid", "megatron-dist"]
+    assert checkpoint_comparison.compare(str(hybrid), gpt)["same"]
+    names = stored_values(hybrid).keys()
+    assert {"decoder.layers.4.self_attention.linear_proj.weight", "decoder.layers.5.mlp.linear_fc2.weight"} <= names
+    assert "decoder.final_norm.weight" in names
+
+
+def rewrite_arguments(directory: Path, **changes: Any) -> None:
+    """Change Megatron's arguments, and remove what lt-convert has added beside the files of Megatron-LM."""
+    common = torch.load(directory / "common.pt", weights_only=False)
+    vars(common["args"]).update(changes)
+    torch.save(common, directory / "common.pt")
+    for name in ("run.json", "checksums.json", "../lt-convert.json"):
+        (directory / name).unlink()
+
+
+def test_arguments_alone_describe_the_model(hybrid: Path, models: dict[str, Path], tmp_path: Path) -> None:
+    rewrite_arguments(hybrid, hybrid_layer_pattern="*-|*-*-")
+    convert(Request(str(hybrid), "hf", str(tmp_path / "back")))
+    assert checkpoint_comparison.compare(str(tmp_path / "back"), str(models["grouped"]))["same"]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "reason"),
+    [
+        ("*-M-*-", r"layer 2 of the layer pattern '\*-M-\*-' is a state-space layer \(Mamba-2\)"),
+        ("G-*-*-", r"layer 0 of .* is a gated delta layer"),
+        ("*-D-*-", r"layer 2 of .* is sparse attention with an indexer"),
+        ("*-*-*-/*-/*-", r"multi-token prediction layers"),
+        ("**--*-", r"not attention and an MLP in turns"),
+        ("*-*|-*-", r"not attention and an MLP in turns, in each pipeline stage"),
+        ("*-*-*X", r"'X' in the layer pattern .* is no kind of layer"),
+        ("*-*E*-", r"has experts, and num_experts is not set"),
+        ("+-*-*-", r"attention of two kinds"),
+    ],
+)
+def test_other_layers_are_refused_by_kind(hybrid: Path, pattern: str, reason: str, tmp_path: Path) -> None:
+    rewrite_arguments(hybrid, hybrid_layer_pattern=pattern)
+    with pytest.raises(BadData, match=reason):
+        convert(Request(str(hybrid), "hf", str(tmp_path / "back")))
+    assert not (tmp_path / "back").exists()
+
+
+def test_prediction_layers_are_refused(write_model: Callable[..., Path], tmp_path: Path) -> None:
+    model = dataclasses.replace(MODELS["first layer dense"], mtp_num_layers=1)
+    with pytest.raises(BadData, match="multi-token prediction layers, which are not supported in the layers of HybridModel"):
+        convert(Request(str(write_model(tmp_path / "hf", model)), "megatron-hybrid", str(tmp_path / "run")))
+    assert not (tmp_path / "run").exists()
+
+
+def test_scaling_that_hybrid_model_lacks_is_told(
+    models: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    convert(Request(str(models["scaled"]), "megatron-hybrid", str(tmp_path / "run")))
+    assert "Megatron-LM's HybridModel lacks its RoPE scaling" in capsys.readouterr().err
 
 
 STATES = {
