@@ -45,7 +45,7 @@ class Pattern:
 
     @property
     def expert_frequency(self) -> list[int]:
-        """Megatron's `moe_layer_freq`: 1 for each block with experts, 0 for the others."""
+        """Megatron's `moe_layer_freq`: 1 for a block with experts, 0 for a dense block."""
         return [int(has_experts) for _, has_experts in self.blocks]
 
 
@@ -69,7 +69,7 @@ def of_architecture(architecture: Architecture) -> str:
 
 
 def positions(layer: int) -> tuple[int, int]:
-    """The numbers of a block's mixer and of its MLP among the layers of HybridModel, all from 0."""
+    """The numbers of a block's mixer and MLP among the layers of HybridModel, all from 0."""
     return 2 * layer, 2 * layer + 1
 
 
@@ -114,12 +114,12 @@ def _blocks(stage: str, mixers: Mapping[str, str], mlps: Mapping[str, bool]) -> 
 
 
 def stored(arguments: Mapping[str, Any]) -> str | None:
-    """The pattern in Megatron's arguments, None for those of GPTModel."""
+    """The pattern in Megatron's arguments, None for a GPTModel."""
     return next((arguments[name] for name in ARGUMENTS if isinstance(arguments.get(name), str) and arguments[name]), None)
 
 
 def to_decoder(arguments: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """The arguments of GPTModel that describe the model of HybridModel's `arguments`; others are returned as they are.
+    """GPTModel's arguments for the model that HybridModel's `arguments` describe. GPTModel's arguments are returned unchanged.
 
     Raises BadConfig for a pattern with other layers than attention and MLPs, and for settings that contradict the pattern.
     """

@@ -91,7 +91,7 @@ MEGATRON_DIST = Format(
     is_in_run=True,
     warns_of_arguments=True,
 )
-# The names of the files do not tell it from `megatron-dist`: those of the tensors do (`location.locate`).
+# Its files have the names of `megatron-dist`. The names of the tensors tell the two formats apart (`location.locate`).
 MEGATRON_HYBRID = Format(
     "megatron-hybrid",
     "megatron.hybrid",

@@ -1,4 +1,4 @@
-"""Tables of megatron-core's HybridModel, made from those of GPTModel: each mixer and each MLP is a layer with its own number.
+"""Tables of megatron-core's HybridModel, made from GPTModel's tables: each mixer and each MLP is a layer with its own number.
 
 HybridModel has the modules and tensors of GPTModel's TransformerEngine layers, and torch_dist never stacks its layers.
 """
@@ -10,13 +10,13 @@ from lt_convert.weights.placeholders import OF_LAYERS, mixer_of, mlp_of
 
 Value = TypeVar("Value")
 LAYERS = "decoder.layers."
-# Parts of a block's mixer; all others are parts of its MLP.
+# Parts of a block's mixer. The block's MLP has all other parts.
 OF_MIXER = ("input_layernorm", "self_attention")
 FINAL_NORM, FINAL_NORM_OF_GPT = "decoder.final_norm", "decoder.final_layernorm"
 
 
 def module(pattern: str) -> str:
-    """HybridModel's name for a module or tensor of GPTModel's decoder; the same name for all others."""
+    """HybridModel's name for a module or tensor of GPTModel's decoder; other names stay."""
     if pattern.startswith(FINAL_NORM_OF_GPT):
         return FINAL_NORM + pattern.removeprefix(FINAL_NORM_OF_GPT)
     for placeholder in OF_LAYERS:

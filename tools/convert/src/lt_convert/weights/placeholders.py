@@ -1,7 +1,7 @@
 """Placeholders in the patterns of tensor names, and the numbers that they stand for in a model.
 
 `{layer}` stands for every layer, other placeholders for some layers. HybridModel numbers mixers and MLPs separately
-(`lt_shared.models.hybrid_pattern`): its patterns have placeholders of their own, which a table maps to those of canonical names.
+(`lt_shared.models.hybrid_pattern`), so its patterns have other placeholders than canonical names.
 """
 
 import functools
