@@ -166,7 +166,7 @@ def torch_dist_format(directory: Path) -> str:
 def has_hybrid_layers(metadata: bytes) -> bool:
     """Return whether the `.metadata` of a torch_dist checkpoint names the last norm of megatron-core's HybridModel.
 
-    GPTModel names it `decoder.final_layernorm`. The names are in the pickle as they are.
+    GPTModel names it `decoder.final_layernorm`. The pickle has the names in plain text.
     """
     return b"decoder.final_norm." in metadata
 

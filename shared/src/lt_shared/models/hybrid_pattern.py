@@ -15,7 +15,7 @@ from lt_shared.models.architecture import Architecture
 from lt_shared.models.architecture.sizes import ATTENTION, LATENT_ATTENTION
 
 STAGE_BORDER, PREDICTION = "|", "/"
-# The symbol of each kind of mixer, and of an MLP by whether it has experts.
+# The symbols of mixers by kind, and of MLPs without and with experts.
 MIXERS = {ATTENTION: "*", LATENT_ATTENTION: "+"}
 MLPS = {False: "-", True: "E"}
 EXPERTS = MLPS[True]
@@ -27,7 +27,7 @@ UNSUPPORTED = {
 }
 # Megatron-LM's arguments for the pattern: today's name, and the name until 2025.
 ARGUMENTS = ("hybrid_layer_pattern", "hybrid_override_pattern")
-# The function that builds the layers of all patterns, as Megatron-LM's `--spec` and the name before it had it.
+# The function that builds every pattern's layers, as Megatron-LM's `--spec` and the name before it had it.
 SPEC = ("megatron.core.models.hybrid.hybrid_layer_specs", "hybrid_stack_spec")
 SPECS = (SPEC, ("megatron.core.models.mamba.mamba_layer_specs", "mamba_stack_spec"))
 _WITHOUT_STATE_SPACE = ("is_hybrid_model", "hybrid_attention_ratio", "hybrid_mlp_ratio")

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 class Format:
     """A checkpoint format; `name` is the value of --to and the `format` of a manifest.
 
-    `module` reads and writes it. `known_files` lists the files in a checkpoint; a conversion warns of all others.
+    `module` reads and writes it. `known_files` lists the files in a checkpoint; a conversion warns of any further file.
     """
 
     name: str

@@ -1,6 +1,6 @@
 """Convert tensors between checkpoint formats with tables of invertible weight ops.
 
-Canonical names and shapes are Hugging Face's: per layer, unfused, unpadded. A format's table maps the rows of each of its tensors
+Canonical names and shapes are Hugging Face's: per layer, unfused, unpadded. A format's table maps the rows of every tensor
 to rows of canonical tensors. `Family.from_canonical` and `Family.to_canonical` apply the same table in both directions, so the
 two cannot disagree. A model family is a set of such tables (`lt_convert.weights.families`). The table of the Hugging Face
 format is the identity.
@@ -85,8 +85,8 @@ class Family:
 
     `shapes` gives the canonical tensors of an architecture by pattern, in the order of a Hugging Face file; `{layer}` and
     `{expert}` in a name stand for every layer and expert, the other placeholders above for some layers. `tables` are the tables
-    by format. `embedding` is the canonical name of the input embedding; Megatron pads its rows and those of the output layer.
-    `base_prefix` starts the names of all tensors but the output layer's (transformers' `base_model_prefix`); files saved from
+    by format. `embedding` is the canonical name of the input embedding; Megatron pads its rows and the output layer's rows.
+    `base_prefix` starts every tensor's name but the output layer's (transformers' `base_model_prefix`); files saved from
     the base model alone lack it. `buffers` matches names of buffers that some files have and every reader computes itself.
     `extra_state_modules` are Megatron's modules that store an `_extra_state`, modules of TransformerEngine layers included.
     `hf_prefixes` maps prefixes of names in a larger model's Hugging Face files to the language model's prefixes; `other_parts`

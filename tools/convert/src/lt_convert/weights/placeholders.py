@@ -27,12 +27,12 @@ OF_LAYERS = (LAYER, DENSE_LAYER, EXPERT_LAYER, *map(layer_with, MIXERS))
 
 
 def mixer_of(placeholder: str) -> str:
-    """The placeholder for the mixers of these layers in HybridModel."""
+    """The placeholder for the same layers' mixers in HybridModel."""
     return placeholder.replace("}", "_mixer}")
 
 
 def mlp_of(placeholder: str) -> str:
-    """The placeholder for the MLPs of these layers in HybridModel."""
+    """The placeholder for the same layers' MLPs in HybridModel."""
     return placeholder.replace("}", "_mlp}")
 
 

@@ -2,7 +2,7 @@
 
 HybridModel numbers a block's mixer and MLP separately (`lt_shared.models.hybrid_pattern`), stores a tensor for each layer and has
 another name for the last norm. The tensors themselves are GPTModel's, so the requests of a run are changed before they are
-written or read, and the model and the optimizer know nothing of it.
+written or read, and the model and the optimizer stay unchanged.
 """
 
 import dataclasses
@@ -37,7 +37,7 @@ def name_layers(sharded: dict[str, Any]) -> None:
 def add_extra_state(model: dict[str, Any]) -> None:
     """Add the empty state of the output layer to `model`, the state of the last pipeline stage, in place.
 
-    HybridModel looks for it, unlike GPTModel. Other stages, and FSDP, which stores no such states, are left as they are.
+    HybridModel looks for it, unlike GPTModel. Other stages, and FSDP, which stores no such states, stay unchanged.
     """
     objects = [value for value in model.values() if isinstance(value, ShardedObject) and value.key.endswith("._extra_state")]
     if objects and any(getattr(value, "key", "").startswith(_LAST_NORM) for value in model.values()):
@@ -73,7 +73,7 @@ def _changed_parts(build: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _without_layer_axis(entry: Any) -> Any:
-    """Return a tensor or object of one layer without the axis of the layers."""
+    """Remove the axis of the layers from a layer's tensor or object."""
     if isinstance(entry, ShardedObject):
         entry.global_shape, entry.global_offset = entry.global_shape[1:] or (1,), entry.global_offset[1:] or (0,)
         return entry

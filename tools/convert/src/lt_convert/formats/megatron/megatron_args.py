@@ -38,7 +38,7 @@ def check_computable(architecture: Architecture, origin: str) -> None:
 
 
 def warn_of_absent(architecture: Architecture, origin: str, hybrid: bool = False) -> None:
-    """Warn of features that Megatron-LM lacks, for a format in which lt-train computes the model rightly.
+    """Warn of features that Megatron-LM lacks, which lt-train computes rightly.
 
     If the format is `hybrid`, also warn of features that GPTModel has and HybridModel lacks.
     """

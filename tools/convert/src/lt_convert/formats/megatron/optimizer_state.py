@@ -35,7 +35,7 @@ MEGATRON_FLAGS = {
     "foreach": None,
     "fused": False,
 }
-# The other settings by which megatron-core 0.19 and newer find a group: without them it refuses the state.
+# Settings that also identify a group in megatron-core 0.19 and newer, which refuses a state without them.
 SCHEDULE = ("max_lr", "min_lr", "start_wd", "end_wd")
 # The prefix of the averaged weights of lt-train.
 AVERAGE = "optimizer.state.ema."
