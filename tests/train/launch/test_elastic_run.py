@@ -1,0 +1,94 @@
+"""A node is lost, the run goes on with the other, and takes the node back: its losses are those of runs resharded by hand.
+
+Two launchers on this machine are the nodes, with two ranks each.
+"""
+
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from reserved_ports import free_port
+from running import environment, faulty, losses, quick_command, train
+
+from lt_shared.console import BadConfig, ExitCode, Unavailable
+from lt_shared.contracts import checkpoint_layout
+
+MODEL = (
+    *("--mock-data", "--model", "tiny", "--num-layers", "1", "--hidden-size", "64", "--ffn-hidden-size", "128"),
+    *("--device", "cpu", "--seq-length", "16", "--global-batch-size", "8", "--micro-batch-size", "1", "--log-interval", "1"),
+    *("--eval-iters", "0", "--train-iters", "8", "--save-interval", "2", "--lr", "1e-2", "--lr-warmup-iters", "0"),
+    "--use-distributed-optimizer",
+)
+ELASTIC = ("--min-nodes", "1", "--wait-for-nodes", "0", "--ranks", "2")
+# The launcher of the second node dies while its ranks save step 4. When the first node has saved it alone, it waits there until
+# the second node is back.
+FAULTS = "2:fsync:iter_0000004:SIGKILL:launcher,0:rename:iter_0000004:REGROUP:rank"
+
+
+class Job:
+    """The run in `save`, whose nodes are launchers as in two pods of a PyTorchJob."""
+
+    def __init__(self, save: Path, *options: str, fault: str = ""):
+        self.save = save
+        self._command = quick_command(*MODEL, *ELASTIC, *options, "--save", str(save))
+        shared = {"PET_NNODES": "2", "PET_MASTER_ADDR": "127.0.0.1", "PET_MASTER_PORT": str(free_port()), "OMP_NUM_THREADS": "1"}
+        self._variables = environment() | shared | faulty(fault)
+
+    @contextmanager
+    def node(self, number: int) -> Iterator[subprocess.Popen[str]]:
+        variables = self._variables | {"PET_NODE_RANK": str(number)}
+        with subprocess.Popen(self._command, env=variables, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True) as node:
+            try:
+                yield node
+            finally:
+                node.kill()
+
+
+def messages(node: subprocess.Popen[str], last: str | None = None) -> str:
+    """Read the node's messages, up to a line with the text `last`, or else to the node's end."""
+    assert node.stderr is not None
+    lines = []
+    for line in node.stderr:
+        lines.append(line)
+        if last and last in line:
+            return "".join(lines)
+    assert last is None, "".join(lines)
+    return "".join(lines)
+
+
+def by_hand(place: Path, checkpoint: Path, ranks: int, *options: str) -> dict[tuple[str, int], float]:
+    """The losses of a run in `place` that goes on from a copy of `checkpoint` with a number of ranks."""
+    place.mkdir()
+    shutil.copytree(checkpoint, place / checkpoint.name)
+    done = train(*MODEL, "--ranks", str(ranks), *options, "--save", str(place), OMP_NUM_THREADS="1")
+    assert done.code in (ExitCode.OK, ExitCode.TRY_AGAIN), done.err
+    return losses(place)
+
+
+def test_a_node_is_lost_and_taken_back(tmp_path: Path) -> None:
+    job = Job(tmp_path / "run", fault=FAULTS)
+    with job.node(0) as first:
+        with job.node(1) as second:
+            assert second.wait() == -9, messages(second)
+        log = messages(first, "going on with 1 of 2 node(s) from iteration 2")
+        assert re.search(r"node 1 \(\S+\) of 2 is lost: waiting up to 0 s for it", log)
+        with job.node(1) as second:
+            rest = messages(first)
+            assert first.wait() == 0, rest
+            assert second.wait() == 0, messages(second)
+    assert "2 of 2 node(s) are there: all take part after the next checkpoint" in rest
+    assert "going on with 2 of 2 node(s) from iteration 6" in rest
+    assert checkpoint_layout.read_tracker(job.save) == 8
+    recorded = losses(job.save)
+    assert [step for _, step in recorded] == list(range(1, 9))
+
+    directories = [checkpoint_layout.iteration_directory(job.save, step) for step in (2, 6)]
+    one_node = by_hand(tmp_path / "one", directories[0], 2, "--exit-interval", "6")
+    two_nodes = by_hand(tmp_path / "two", directories[1], 4)
+    assert {**one_node, **two_nodes} == {key: loss for key, loss in recorded.items() if key[1] > 2}
+    assert one_node.keys() == {("step", step) for step in range(3, 7)}
