@@ -3,7 +3,6 @@
 Two launchers on this machine are the nodes, with two ranks each.
 """
 
-import os
 import re
 import shutil
 import subprocess
@@ -15,8 +14,14 @@ import pytest
 from reserved_ports import free_port
 from running import environment, faulty, losses, quick_command, train
 
-from lt_shared.console import BadConfig, ExitCode, Unavailable
+from lt_shared.console import BadConfig, ExitCode, UsageError
 from lt_shared.contracts import checkpoint_layout
+from lt_train.config.options import schema
+from lt_train.config.run_config import RunConfig
+from lt_train.launch import elastic_run, launcher
+from lt_train.planner import memory_estimate
+from lt_train.planner.resolve import resolve_run_config
+from lt_train.process import device, rank_environment
 
 MODEL = (
     *("--mock-data", "--model", "tiny", "--num-layers", "1", "--hidden-size", "64", "--ffn-hidden-size", "128"),
@@ -92,3 +97,71 @@ def test_a_node_is_lost_and_taken_back(tmp_path: Path) -> None:
     two_nodes = by_hand(tmp_path / "two", directories[1], 4)
     assert {**one_node, **two_nodes} == {key: loss for key, loss in recorded.items() if key[1] > 2}
     assert one_node.keys() == {("step", step) for step in range(3, 7)}
+
+
+NODE = {"PET_NNODES": "2", "PET_NODE_RANK": "0", "PET_MASTER_ADDR": "127.0.0.1"}
+SAVED = ("--min-nodes", "1", "--save", "run", "--mock-data", "--device", "cpu", "--ranks", "2")
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        (("--tensor-model-parallel-size", "4"), "no number of nodes works; on 1: 2 ranks do not divide into tensor parallel 4"),
+        (("--min-nodes", "3"), "--min-nodes 3, and the job has 2 node"),
+    ],
+)
+def test_runs_that_cannot_go_on_with_fewer_nodes(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, options: tuple[str, ...], reason: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name, value in NODE.items():
+        monkeypatch.setenv(name, value)
+    words = (*SAVED, "--model", "tiny", "--global-batch-size", "4", *options)
+
+    def resolve(nodes: int | None = None, ranks: int | None = None) -> RunConfig:
+        return resolve_run_config(schema().make_context("lt-train", [*words]).params, (), nodes, ranks)
+
+    with pytest.raises(BadConfig, match=reason):
+        launcher.launch(resolve(), resolve)
+
+
+def test_memory_that_suffices_on_two_nodes_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    words = (*SAVED, "--model", "llama3.2-1b", "--seq-length", "64", "--global-batch-size", "4", "--use-distributed-optimizer")
+    for name, value in NODE.items():
+        monkeypatch.setenv(name, value)
+
+    def resolve(nodes: int | None = None, ranks: int | None = None) -> RunConfig:
+        return resolve_run_config(schema().make_context("lt-train", [*words]).params, (), nodes, ranks)
+
+    config, node = resolve(), rank_environment.find_node()
+    assert node
+    nodes = elastic_run.Nodes(node, config, resolve, launcher.prepare)
+    monkeypatch.setattr(device, "host_memory", lambda: 2**40)
+    assert nodes.usable_counts() == (1, 2)
+    # A rank of one node has an optimizer state twice as large.
+    monkeypatch.setattr(device, "host_memory", lambda: 2 * memory_estimate.estimate(config).fullest_rank.total)
+    with pytest.raises(BadConfig, match="on 1: the plan does not fit"):
+        nodes.usable_counts()
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        (("--save", "run"), "--min-nodes without --global-batch-size"),
+        (("--global-batch-size", "4"), "without checkpoints to go on from"),
+        (("--global-batch-size", "4", "--save", "run", "--no-save-optim"), "without checkpoints to go on from"),
+    ],
+)
+def test_options_that_elastic_runs_need(options: tuple[str, ...], reason: str) -> None:
+    words = ["--min-nodes", "1", "--mock-data", "--device", "cpu", "--model", "tiny", *options]
+    with pytest.raises(UsageError, match=reason):
+        resolve_run_config(schema().make_context("lt-train", words).params, ())
+
+
+def test_ranks_of_another_launcher_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    torchrun = {"RANK": "0", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "WORLD_SIZE": "2", "MASTER_PORT": "29500"}
+    for name, value in (torchrun | {"MASTER_ADDR": "127.0.0.1"}).items():
+        monkeypatch.setenv(name, value)
+    words = [*SAVED[:-2], "--model", "tiny", "--global-batch-size", "4"]
+    with pytest.raises(BadConfig, match="torchrun has started this one"):
+        launcher.launch(resolve_run_config(schema().make_context("lt-train", words).params, ()))

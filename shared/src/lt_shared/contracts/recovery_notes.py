@@ -25,7 +25,7 @@ STARTED = re.compile(
 )
 STARTING = re.compile(run_log.TIMESTAMP + rb"starting since (?P<seconds>[\d.]{1,20}) s: (?P<phase>[^\r\n]{1,200})")
 NODES = re.compile(
-    run_log.TIMESTAMP + rb"on (?P<nodes>\d{1,9}) of (?P<all_nodes>\d{1,9}) node\(s\) from iteration (?P<step>\d{1,15})"
+    run_log.TIMESTAMP + rb"continues on (?P<nodes>\d{1,9}) of (?P<all_nodes>\d{1,9}) node\(s\) from iteration (?P<step>\d{1,15})"
 )
 _PHASE = re.compile(rb"(?P<name>[^ ,][^,]{0,60}?) (?P<seconds>\d{1,15}\.\d{1,6})(?:, |\s*$)")
 
@@ -100,7 +100,7 @@ class Starting:
 
 @dataclasses.dataclass(frozen=True)
 class Nodes:
-    """An attempt of a run that may lose nodes begins after `step` steps on `nodes` of `all_nodes` nodes."""
+    """After `step` steps, a run that may lose nodes continues on `nodes` of its `all_nodes` nodes."""
 
     nodes: int
     all_nodes: int
@@ -109,7 +109,7 @@ class Nodes:
     NOTE = "nodes"
 
     def format(self, time: datetime.datetime | None = None) -> str:
-        return f"  {run_log.stamp(time)}on {self.nodes} of {self.all_nodes} node(s) from iteration {self.step}"
+        return f"  {run_log.stamp(time)}continues on {self.nodes} of {self.all_nodes} node(s) from iteration {self.step}"
 
 
 def phases(text: bytes) -> dict[str, float]:

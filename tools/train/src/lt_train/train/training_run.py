@@ -144,10 +144,10 @@ def _train(config: RunConfig, rank_environment: RankEnvironment, rank_device: to
             order_record.write(
                 config.checkpointing.directory, run.order, command, state.consumed_samples, state.iteration, lengths, datasets
             )
+        log.begin(recorded_steps.Attempt(state.iteration, config, versions), config.batches, config.schedule, arguments)
         faults = config.faults
         if faults.all_nodes > 1 and (state.iteration or faults.present_nodes < faults.all_nodes):
             log.nodes(Nodes(faults.present_nodes, faults.all_nodes, state.iteration))
-        log.begin(recorded_steps.Attempt(state.iteration, config, versions), config.batches, config.schedule, arguments)
         clock.lap("data")
         log.line(clock.starting("computing the first step").format(_now()), ())
         with Profiler(config.reporting.profile, rank_environment.rank, rank_device, state.iteration) as profiler:
