@@ -130,7 +130,8 @@ class LeadingRun:
 
     def _run(self, ranks: Ranks, group: Leader) -> int:
         restarts_left = self._faults.max_restarts
-        wait_seconds = self._faults.wait_for_nodes_seconds
+        # At the start, some nodes may still load an image.
+        wait_seconds = max(self._faults.timeout_seconds, self._faults.wait_for_nodes_seconds)
         while True:
             present = self._gather(ranks, group, wait_seconds)
             if ranks.signalled:

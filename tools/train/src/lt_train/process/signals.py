@@ -157,6 +157,6 @@ class Limits:
             return Reason.DURATION
         if self.interval and iteration > self.first and iteration % self.interval == 0:
             return Reason.INTERVAL
-        if self._regroup_file and self._save_interval and iteration % self._save_interval == 0:
+        if self._regroup_file and self._save_interval and iteration > self.first and iteration % self._save_interval == 0:
             return Reason.NODES if os.path.exists(self._regroup_file) else Reason.NONE
         return Reason.NONE
