@@ -27,6 +27,7 @@ import shutil
 import struct
 import subprocess
 import sys
+import sysconfig
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -174,11 +175,19 @@ class Campaign:
             raise SystemExit(f"lt-{tool} {' '.join(words)}: {done.returncode}: {done.stderr}")
 
     def start(self, place: Path, tool: str, words: list[str], variables: dict[str, str]) -> subprocess.CompletedProcess[str]:
-        python = nursery.python() if tool == "train" else nursery.light_python()
+        """Run the tool as a copy of a nursery of this campaign, which has loaded the library.
+
+        A nursery that the campaign shares with other tests has not loaded it: disturbed commands are then processes of their own.
+        """
+        imported = nursery.TRAINING if tool == "train" else nursery.TOOLS
+        if variables and nursery.LISTENER + imported in os.environ:
+            program = [str(Path(sysconfig.get_path("scripts")) / f"lt-{tool}")]
+        else:
+            program = [nursery.python() if tool == "train" else nursery.light_python(), "-m", f"lt_{tool}"]
         environment = os.environ | {"OMP_NUM_THREADS": "1", "TMPDIR": str(self.folder)} | variables
         with (place / "stdout").open("ab") as output:
             return subprocess.run(
-                [python, "-m", f"lt_{tool}", *words], cwd=place, env=environment, text=True, timeout=MOST_SECONDS,
+                [*program, *words], cwd=place, env=environment, text=True, timeout=MOST_SECONDS,
                 stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.PIPE,
             )  # fmt: skip
 
