@@ -74,6 +74,13 @@ PUBLISHED = {
     "gemma3-27b": 27_009_346_304,
     "glm-4.5": 352_797_814_784,
     "glm-4.5-air": 106_852_245_504,
+    "glm-4.7-flash": 29_943_390_976,
+    "dots.llm1": 142_774_373_888,
+    "minimax-m2": 228_689_748_992,
+    "olmoe-1b-7b": 6_919_161_856,
+    "seed-oss-36b": 36_151_104_512,
+    "gemma-2b": 2_506_172_416,
+    "gemma-7b": 8_537_680_896,
     "gpt-oss-20b": 20_914_757_184,
     "gpt-oss-120b": 116_829_156_672,
 }
@@ -107,7 +114,8 @@ def test_transformers_makes_the_same_model(name: str) -> None:
     [
         *(("mixtral-8x7b", 12.9), ("mixtral-8x22b", 39.2), ("qwen3-30b-a3b", 3.353), ("qwen3-235b-a22b", 22.19)),
         *(("deepseek-v2-lite", 2.661), ("deepseek-v2", 21.38), ("deepseek-v3", 37.55), ("kimi-k2", 32.86)),
-        *(("glm-4.5", 33.63), ("glm-4.5-air", 13.42)),
+        *(("glm-4.5", 33.63), ("glm-4.5-air", 13.42), ("glm-4.7-flash", 3.90)),
+        *(("dots.llm1", 14.02), ("minimax-m2", 11.03), ("olmoe-1b-7b", 1.282)),
         *GPT_OSS,
     ],
 )

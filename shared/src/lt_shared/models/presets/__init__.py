@@ -7,13 +7,16 @@ from lt_shared.console import UsageError
 from lt_shared.models.architecture import Architecture
 from lt_shared.models.presets.deepseek import DEEPSEEK
 from lt_shared.models.presets.dense import DENSE
+from lt_shared.models.presets.dots1 import DOTS1
 from lt_shared.models.presets.gemma import GEMMA
 from lt_shared.models.presets.glm4_moe import GLM4_MOE
 from lt_shared.models.presets.gpt_oss import GPT_OSS
 from lt_shared.models.presets.granite import GRANITE
+from lt_shared.models.presets.minimax_m2 import MINIMAX_M2
 from lt_shared.models.presets.olmo import OLMO
 from lt_shared.models.presets.phi3 import PHI3
 from lt_shared.models.presets.qwen3_moe import QWEN3_MOE
+from lt_shared.models.presets.seed_oss import SEED_OSS
 
 _ALL = (
     *DENSE,
@@ -25,6 +28,9 @@ _ALL = (
     *GPT_OSS,
     *DEEPSEEK,
     *GLM4_MOE,
+    *DOTS1,
+    *MINIMAX_M2,
+    *SEED_OSS,
 )
 PRESETS = {architecture.name: architecture for architecture in _ALL}
 
