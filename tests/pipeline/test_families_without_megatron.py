@@ -40,6 +40,15 @@ ARCHITECTURES = {
     "gemma2": small("tiny-gemma2", sliding_window=WINDOW, softmax_scale=24**-0.5, attn_logit_softcapping=5.0),
     "gemma3": small("tiny-gemma3", sliding_window=WINDOW, softmax_scale=24**-0.5),
     "gemma": small("tiny-gemma"),
+    "smollm3": small("tiny-smollm3"),
+    "exaone4": small("tiny-exaone4", sliding_window=WINDOW),
+    "arcee": small("tiny-arcee"),
+    "nemotron": small("tiny-nemotron"),
+    "starcoder2": small("tiny-starcoder2", sliding_window=WINDOW),
+    "helium": small("tiny-helium"),
+    "ernie4.5": small("tiny-ernie4.5"),
+    "glm": small("tiny-glm"),
+    "glm4": small("tiny-glm4"),
     "olmoe": small("tiny-olmoe"),
     "minimax-m2": small("tiny-minimax-m2"),
     "seed-oss": small("tiny-seed-oss"),
@@ -53,6 +62,8 @@ def random_model(architecture: Architecture) -> Any:
     model = AutoModelForCausalLM.from_config(
         AutoConfig.for_model(**huggingface.to_config(architecture, "float32")), attn_implementation="eager"
     )
+    # The embedding of a padding token would have no gradient.
+    model.get_input_embeddings().padding_idx = None
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter), alpha=0.3 if parameter.dim() == 1 else 0.1)

@@ -10,9 +10,12 @@ from lt_shared.console import BadConfig
 from lt_shared.models import quantization
 from lt_shared.models.architecture import Architecture
 from lt_shared.models.huggingface import unsupported
+from lt_shared.models.huggingface.adjacent_pairs import ERNIE4_5, GLM, GLM4, HELIUM
+from lt_shared.models.huggingface.arcee import ARCEE, NEMOTRON, STARCODER2
 from lt_shared.models.huggingface.config_fields import ModelType
 from lt_shared.models.huggingface.deepseek import DEEPSEEK_V2, DEEPSEEK_V3, GLM4_MOE_LITE, KIMI_K2
 from lt_shared.models.huggingface.dots1 import DOTS1
+from lt_shared.models.huggingface.exaone4 import EXAONE4
 from lt_shared.models.huggingface.gemma import GEMMA, GEMMA2, GEMMA3, GEMMA3_TEXT
 from lt_shared.models.huggingface.glm4_moe import GLM4_MOE
 from lt_shared.models.huggingface.gpt2 import GPT2
@@ -24,6 +27,7 @@ from lt_shared.models.huggingface.olmo import OLMO2, OLMO3, OLMOE
 from lt_shared.models.huggingface.phi3 import PHI3, architecture_without_usual_factor
 from lt_shared.models.huggingface.qwen3_moe import QWEN3_MOE
 from lt_shared.models.huggingface.seed_oss import SEED_OSS
+from lt_shared.models.huggingface.smollm3 import SMOLLM3
 
 _ALL = (
     LLAMA,
@@ -39,6 +43,15 @@ _ALL = (
     OLMOE,
     MINIMAX_M2,
     SEED_OSS,
+    SMOLLM3,
+    ARCEE,
+    NEMOTRON,
+    STARCODER2,
+    EXAONE4,
+    HELIUM,
+    ERNIE4_5,
+    GLM,
+    GLM4,
     GEMMA,
     GEMMA2,
     GEMMA3_TEXT,

@@ -5,6 +5,8 @@ lt-train's `--model` takes a name; tests compare parameter counts with the publi
 
 from lt_shared.console import UsageError
 from lt_shared.models.architecture import Architecture
+from lt_shared.models.presets.adjacent_pairs import ADJACENT_PAIRS
+from lt_shared.models.presets.arcee import ARCEE
 from lt_shared.models.presets.deepseek import DEEPSEEK
 from lt_shared.models.presets.dense import DENSE
 from lt_shared.models.presets.dots1 import DOTS1
@@ -17,6 +19,7 @@ from lt_shared.models.presets.olmo import OLMO
 from lt_shared.models.presets.phi3 import PHI3
 from lt_shared.models.presets.qwen3_moe import QWEN3_MOE
 from lt_shared.models.presets.seed_oss import SEED_OSS
+from lt_shared.models.presets.unrotated import UNROTATED
 
 _ALL = (
     *DENSE,
@@ -31,6 +34,9 @@ _ALL = (
     *DOTS1,
     *MINIMAX_M2,
     *SEED_OSS,
+    *UNROTATED,
+    *ARCEE,
+    *ADJACENT_PAIRS,
 )
 PRESETS = {architecture.name: architecture for architecture in _ALL}
 

@@ -1,6 +1,9 @@
 """The model families: one module each, with its canonical tensors and a table for every format that has such models."""
 
+from lt_convert.weights.families.adjacent_pairs import ERNIE4_5, GLM, GLM4, HELIUM
+from lt_convert.weights.families.arcee import ARCEE, NEMOTRON, STARCODER2
 from lt_convert.weights.families.deepseek import DEEPSEEK
+from lt_convert.weights.families.exaone4 import EXAONE4
 from lt_convert.weights.families.gemma import GEMMA, GEMMA2, GEMMA3
 from lt_convert.weights.families.glm4_moe import GLM4_MOE
 from lt_convert.weights.families.gpt2 import GPT2
@@ -14,6 +17,7 @@ from lt_convert.weights.families.phi3 import PHI3
 from lt_convert.weights.families.qwen2 import QWEN2
 from lt_convert.weights.families.qwen3 import QWEN3
 from lt_convert.weights.families.qwen3_moe import QWEN3_MOE
+from lt_convert.weights.families.smollm3 import SMOLLM3
 from lt_convert.weights.mapping import Family
 from lt_shared.console import BadData
 from lt_shared.models import huggingface
@@ -35,6 +39,15 @@ FAMILIES = {
     "olmoe": OLMOE,
     "minimax_m2": MINIMAX_M2,
     "seed_oss": QWEN2,
+    "smollm3": SMOLLM3,
+    "arcee": ARCEE,
+    "nemotron": NEMOTRON,
+    "starcoder2": STARCODER2,
+    "exaone4": EXAONE4,
+    "helium": HELIUM,
+    "ernie4_5": ERNIE4_5,
+    "glm": GLM,
+    "glm4": GLM4,
     "gemma": GEMMA,
     "gemma2": GEMMA2,
     "gemma3_text": GEMMA3,
