@@ -18,7 +18,7 @@ def _write_helium(architecture: Architecture) -> dict[str, Any]:
 
 
 def _read_helium(config: dict[str, Any], name: str) -> Architecture:
-    return config_fields.read(config, name, "helium", model_type="helium")
+    return config_fields.read(config, name, "helium", rotary_base=100000.0, model_type="helium")
 
 
 def _write_ernie(architecture: Architecture) -> dict[str, Any]:
@@ -26,7 +26,7 @@ def _write_ernie(architecture: Architecture) -> dict[str, Any]:
 
 
 def _read_ernie(config: dict[str, Any], name: str) -> Architecture:
-    return config_fields.read(config, name, "ernie4_5", absent=_ERNIE_ABSENT, model_type="ernie4_5")
+    return config_fields.read(config, name, "ernie4_5", absent=_ERNIE_ABSENT, rotary_base=500000.0, model_type="ernie4_5")
 
 
 def _write_glm(architecture: Architecture) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from lt_shared.models.architecture import Architecture
 from lt_shared.models.huggingface import config_fields
 from lt_shared.models.huggingface.config_fields import ABSENT, ModelType
 
-_SQUARED_RELU = {"activation": "relu2", "activation_here": "relu2", "gated_linear_unit": False}
+_SQUARED_RELU: dict[str, Any] = {"activation": "relu2", "activation_here": "relu2", "gated_linear_unit": False}
 _GELU = "gelu_pytorch_tanh"
 
 

@@ -28,7 +28,7 @@ def _read(config: dict[str, Any], name: str) -> Architecture:
     frequency = rotating.index(0) + 1 if 0 in rotating else None
     if rotating != [int(frequency is None or (layer + 1) % frequency != 0) for layer in range(layers)]:
         raise BadConfig(f"{name}: no_rope_layers is {rotating}, and only every so many layers may be without RoPE")
-    return config_fields.read(config, name, _NAME, rotary_base=10000.0, no_rope_freq=frequency)
+    return config_fields.read(config, name, _NAME, rotary_base=2000000.0, no_rope_freq=frequency)
 
 
 SMOLLM3 = ModelType(

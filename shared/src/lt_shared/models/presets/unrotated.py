@@ -1,6 +1,7 @@
 """Models with layers that rotate nothing: SmolLM3, and EXAONE 4 with windows; and tiny ones."""
 
 import dataclasses
+from typing import Any
 
 from lt_shared.models.architecture import Architecture, RopeScaling
 from lt_shared.models.presets.dense import TINY, llama
@@ -13,7 +14,7 @@ def _exaone4(model: Architecture, window: int | None) -> Architecture:
     )
 
 
-_SCALED = {"rotary_base": 1000000.0, "rope_scaling": RopeScaling(factor=16.0)}
+_SCALED: dict[str, Any] = {"rotary_base": 1000000.0, "rope_scaling": RopeScaling(factor=16.0)}
 
 UNROTATED = (
     dataclasses.replace(TINY, name="tiny-smollm3", no_rope_freq=4),

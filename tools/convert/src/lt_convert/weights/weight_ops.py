@@ -94,7 +94,7 @@ class QueryGroups:
 
     combine, separate = "interleave query groups", "separate query groups"
 
-    def __init__(self, query: str, key: str, value: str, adjacent_pairs: bool = False):
+    def __init__(self, query: str, key: str, value: str, *, adjacent_pairs: bool = False):
         self.query, self.key, self.value, self.adjacent_pairs = query, key, value, adjacent_pairs
 
     def row_mappings(self, architecture: Architecture, shape: Callable[[str], Shape]) -> Iterator[RowMapping]:
