@@ -194,7 +194,7 @@ def _read_features(arguments: Mapping[str, Any], name: str) -> dict[str, Any]:
         )
     return (
         features
-        | _read_layer_style(arguments, clamped)
+        | _read_layer_style(arguments, clamped, name)
         | {
             "attention_sinks": softmax == "learnable",
             "add_bias_linear": bool(arguments.get("add_bias_linear"))
@@ -203,9 +203,12 @@ def _read_features(arguments: Mapping[str, Any], name: str) -> dict[str, Any]:
     )
 
 
-def _read_layer_style(arguments: Mapping[str, Any], clamped: bool) -> dict[str, Any]:
-    """Return activation, gates and norms. A GPT has the defaults, which its family replaces."""
-    if arguments["position_embedding_type"] == "learned_absolute":
+def _read_layer_style(arguments: Mapping[str, Any], clamped: bool, name: str) -> dict[str, Any]:
+    """Return activation, gates and norms. A GPT has the defaults, which its family replaces. Raises BadConfig."""
+    is_gpt = arguments["position_embedding_type"] == "learned_absolute"
+    if arguments.get("squared_relu") and (is_gpt or arguments.get("swiglu")):
+        raise BadConfig(f"{name}: squared_relu with {'learned positions' if is_gpt else 'swiglu'}: no model here has both")
+    if is_gpt:
         return {"activation": "silu", "gated_linear_unit": True, "normalization": "RMSNorm"}
     kept, is_gated = arguments.get(f"{PREFIX}activation"), True
     activation = "clamped_swiglu" if clamped else kept or "silu"

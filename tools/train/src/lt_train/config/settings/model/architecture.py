@@ -124,6 +124,8 @@ def resolve_architecture(options: dict[str, Any], datasets: tuple[Dataset, ...])
     if base.embedding_multiplier == base.hidden_size**0.5 and base.embedding_multiplier != 1:
         changes["embedding_multiplier"] = changes.get("hidden_size", base.hidden_size) ** 0.5
     if options["squared_relu"]:
+        if base.family == "gpt":
+            raise BadConfig("--squared-relu for a model with learned positions", f"drop it; {LLAMA_STYLE}")
         changes |= {"activation": "relu2", "gated_linear_unit": False}
     if base.family == "llama" and options["normalization"]:
         changes["normalization"] = options["normalization"]
