@@ -46,6 +46,9 @@ class OpenStep:
     def to_record(self) -> Record:
         return {"trainer": self._trainer, "record": self._record, "lines": self._lines}
 
+    def is_open(self) -> bool:
+        return self._trainer is not None
+
     def begin(self, trainer: str, record: Record) -> None:
         """Start a step with its first line."""
         self._trainer, self._record, self._lines = trainer, record, 0
