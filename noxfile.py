@@ -8,7 +8,14 @@ import functools
 import hashlib
 import os
 import shutil
+import sys
 from pathlib import Path
+
+# Sessions use the Python that runs nox. Another one would fail in pip's resolver, or for want of wheels.
+if not (3, 11) <= sys.version_info[:2] <= (3, 13) and not any(word.startswith(("-P", "--force-py")) for word in sys.argv):
+    version = ".".join(map(str, sys.version_info[:3]))
+    command = "python3.12 -m pip install nox && python3.12 -m nox"
+    sys.exit(f"The lt tools work with Python 3.11, 3.12 and 3.13, and nox runs on Python {version}: {command}")
 
 import nox
 
@@ -214,7 +221,7 @@ def docs(session: nox.Session) -> None:
     session.install("-c", str(CONSTRAINTS), "-r", "docs/requirements.txt")
     # The pages are made from the command lines, which import little.
     editable = [argument for distribution in DISTRIBUTIONS for argument in ("-e", distribution)]
-    session.install("--no-deps", *editable, env={"LT_SHARED_BY_VERSION": "1"})
+    session.install("--no-deps", *editable)
     session.run("python", "docs/generate.py", "build/docs")
     # With --quiet it would not count warnings.
     session.run("mkdocs", "build", "--strict", *session.posargs, env={"NO_MKDOCS_2_WARNING": "1"})

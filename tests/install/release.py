@@ -63,7 +63,7 @@ def build() -> list[Path]:
     shutil.rmtree(DIST, ignore_errors=True)
     for path in resolution.DISTRIBUTIONS:
         # With the hatchling of constraints.txt instead of the newest one.
-        run(sys.executable, "-m", "build", "--no-isolation", "--outdir", DIST, path, LT_SHARED_BY_VERSION="1")
+        run(sys.executable, "-m", "build", "--no-isolation", "--outdir", DIST, path)
     return sorted(DIST.glob("*.whl"))
 
 

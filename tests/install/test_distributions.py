@@ -1,23 +1,30 @@
 """Each tool installs from its own directory, and from wheels."""
 
+import ast
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
+import tomllib
+import venv
 import zipfile
 from email import message_from_string
 from pathlib import Path
 
 import pytest
 import resolution
+import uv
+from packaging.specifiers import SpecifierSet
 
 TOOLS = [path for path in resolution.DISTRIBUTIONS if path != "shared"]
 
 
-def pip(*words: str, **variables: str) -> None:
-    environment = {name: value for name, value in os.environ.items() if name != "LT_SHARED_BY_VERSION"} | variables
-    subprocess.run([sys.executable, "-m", "pip", *words], cwd=resolution.ROOT, env=environment, check=True)
+def pip(*words: str | Path, directory: Path = resolution.ROOT) -> None:
+    """Run pip as a user does, who does not set the variable of `nox`."""
+    environment = {name: value for name, value in os.environ.items() if name != "LT_SHARED_BY_VERSION"}
+    subprocess.run([sys.executable, "-m", "pip", *words], cwd=directory, env=environment, check=True)
 
 
 def test_one_directory_is_enough(tmp_path: Path) -> None:
@@ -38,9 +45,7 @@ def wheels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, zipfile.ZipFil
     """As they are built to be published, by distribution."""
     directory = tmp_path_factory.mktemp("wheels")
     sources = [f"./{path}" for path in resolution.DISTRIBUTIONS]
-    pip(
-        "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--wheel-dir", str(directory), *sources, LT_SHARED_BY_VERSION="1"
-    )
+    pip("wheel", "--quiet", "--no-deps", "--no-build-isolation", "--wheel-dir", str(directory), *sources)
     return {path.name.partition("-")[0]: zipfile.ZipFile(path) for path in directory.glob("*.whl")}
 
 
@@ -59,6 +64,58 @@ def test_a_wheel_says_what_it_is(path: str, wheels: dict[str, zipfile.ZipFile]) 
     assert all(each.startswith((f"{name}/", f"{name}-")) for each in wheel.namelist())
 
 
+def test_a_wheelhouse_installs_after_the_checkout_is_gone(tmp_path: Path) -> None:
+    """One directory gives the wheels of the tool and of lt-shared; on a machine without network they are enough."""
+    checkout, wheelhouse, environment = tmp_path / "checkout", tmp_path / "wheelhouse", tmp_path / "environment"
+    for path in ("shared", "tools/convert"):
+        leave_out = shutil.ignore_patterns("__pycache__")
+        shutil.copytree(resolution.ROOT / path, checkout / path, ignore=leave_out)
+    shutil.copy(resolution.ROOT / "CHANGELOG.md", checkout)
+    options = ("--quiet", "-c", resolution.CONSTRAINTS, "--wheel-dir", wheelhouse)
+    pip("wheel", "--no-build-isolation", *options, "./tools/convert", directory=checkout)
+    shutil.rmtree(checkout)
+    venv.create(environment, with_pip=False, symlinks=True)
+    pip(
+        *("--isolated", "--python", environment / "bin/python", "install", "--quiet"),
+        *("--no-index", "--find-links", wheelhouse, "lt-convert"),
+        directory=tmp_path,
+    )
+    printed = subprocess.run([environment / "bin/lt-convert", "--version"], check=True, capture_output=True, text=True).stdout
+    assert printed.startswith("lt-convert ")
+
+
+def test_uv_finds_lt_shared_again(tmp_path: Path) -> None:
+    """uv keeps the metadata of the wheel that it has built, which names the version alone."""
+    command = (uv.find_uv_bin(), "pip", "install", "--quiet", "--no-config", "--no-build-isolation", "--python", sys.executable)
+    for number in (1, 2):
+        target = tmp_path / str(number)
+        subprocess.run([*command, "--target", target, "./tools/convert"], cwd=resolution.ROOT, check=True)
+        assert (target / "lt_shared").is_dir() and (target / "lt_convert").is_dir()
+
+
+@pytest.mark.parametrize("file", ["shared/hatch_build.py", "noxfile.py"])
+def test_another_python_is_refused_in_one_line(file: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """pip shows what the backend prints, before it resolves; nox stops before it makes an environment."""
+    monkeypatch.setattr(sys, "argv", ["nox", "-s", "tests"])
+    source = (resolution.ROOT / file).read_text()
+    for version in ((3, 10, 13), (3, 14, 0)):
+        monkeypatch.setattr(sys, "version_info", version)
+        with pytest.raises(SystemExit) as stopped:
+            exec(compile(source, file, "exec"), {"__name__": "loaded"})
+        said = str(stopped.value)
+        assert "\n" not in said and "Python 3.11, 3.12 and 3.13" in said and ".".join(map(str, version)) in said
+    # Python 3.8 stops at this sentence, and not at a newer syntax.
+    ast.parse(source, feature_version=(3, 8))
+
+
+@pytest.mark.parametrize("path", resolution.DISTRIBUTIONS)
+def test_wheels_name_the_pythons_that_are_tested(path: str) -> None:
+    project = tomllib.loads((resolution.ROOT / path / "pyproject.toml").read_text())["project"]
+    classified = [name.rpartition(" ")[2] for name in project["classifiers"] if "Python ::" in name]
+    tried = [f"3.{minor}" for minor in range(20) if SpecifierSet(project["requires-python"]).contains(f"3.{minor}.0")]
+    assert tried == classified == list(resolution.PYTHONS)
+
+
 @pytest.mark.parametrize("name", ["hatch_build.py", "LICENSE"])
 def test_each_distribution_carries_its_own_copy(name: str) -> None:
     """A source distribution has no directory above it."""
@@ -69,11 +126,10 @@ def test_each_distribution_carries_its_own_copy(name: str) -> None:
 
 def test_a_source_distribution_is_enough(tmp_path: Path) -> None:
     """It has no checkout around it, and says which lt-shared it needs."""
-    environment = os.environ | {"LT_SHARED_BY_VERSION": "1"}
     code = "import sys; from hatchling.build import build_sdist; print(build_sdist(sys.argv[1]))"
     project = resolution.ROOT / "tools/monitor"
     built = subprocess.run(
-        [sys.executable, "-c", code, str(tmp_path)], cwd=project, env=environment, check=True, capture_output=True, text=True
+        [sys.executable, "-c", code, str(tmp_path)], cwd=project, check=True, capture_output=True, text=True
     ).stdout.split()[-1]
     pip("wheel", "--quiet", "--no-deps", "--no-build-isolation", "--wheel-dir", str(tmp_path), str(tmp_path / built))
     (wheel,) = tmp_path.glob("*.whl")

@@ -1,19 +1,37 @@
-"""Set a distribution's version to the newest release in CHANGELOG.md, and add lt-shared to the tools' dependencies.
+"""Build a distribution with hatchling, the newest version of CHANGELOG.md, and lt-shared as a requirement of the tools.
 
 Between releases the changelog begins with an `unreleased` entry, and a build is a development version. `nox -s release`
-compares a release with its tag. lt-shared comes from this checkout, so that a tool's directory can be installed alone. If
-LT_SHARED_BY_VERSION is set, lt-shared is required by version: for wheels that are installed elsewhere, and beside an editable
-lt-shared, which pip would replace. A source distribution has both facts in its PKG-INFO, which hatchling reads first.
+compares a release with its tag. A wheel requires lt-shared by version, so that it installs after this checkout is gone. The
+metadata that pip reads before it builds name the directory beside the tool, so that a tool's directory can be installed alone;
+uv reads the same from `tool.uv.sources`. If LT_SHARED_BY_VERSION is set, these metadata name the version, too: beside an
+editable lt-shared, which pip would replace. A source distribution has both facts in its PKG-INFO, which hatchling reads first.
 """
 
 import os
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
+# pip loads this backend before it resolves. Later it would report a conflict of other packages, or one without wheels.
+if not (3, 11) <= sys.version_info[:2] <= (3, 13):
+    version = ".".join(map(str, sys.version_info[:3]))
+    sys.exit(f"The lt tools work with Python 3.11, 3.12 and 3.13, and this is Python {version}: install with python3.12 -m pip.")
+
+# hatchling defines the functions that prepare metadata only outside pip.
+os.environ.pop("PIP_BUILD_TRACKER", None)
+
+import hatchling.build
+from hatchling.build import build_editable as build_editable
+from hatchling.build import build_sdist as build_sdist
+from hatchling.build import build_wheel as build_wheel
+from hatchling.build import get_requires_for_build_editable as get_requires_for_build_editable
+from hatchling.build import get_requires_for_build_sdist as get_requires_for_build_sdist
+from hatchling.build import get_requires_for_build_wheel as get_requires_for_build_wheel
 from hatchling.metadata.plugin.interface import MetadataHookInterface
 
 NEWEST = re.compile(r"^## (\d+\.\d+\.\d+) \((unreleased|\d{4}-\d\d-\d\d)\)$", re.MULTILINE)
+BY_VERSION, BESIDE = "LT_SHARED_BY_VERSION", "LT_SHARED_BESIDE"
 
 
 class VersionAndShared(MetadataHookInterface):
@@ -26,6 +44,24 @@ class VersionAndShared(MetadataHookInterface):
         metadata["version"] = release[1] + (".dev0" if release[2] == "unreleased" else "")
         if "dependencies" in metadata:
             return
-        is_beside = "LT_SHARED_BY_VERSION" not in os.environ
-        requirement = f"lt-shared @ {shared.as_uri()}" if is_beside else f"lt-shared=={metadata['version']}"
+        requirement = f"lt-shared @ {shared.as_uri()}" if BESIDE in os.environ else f"lt-shared=={metadata['version']}"
         metadata["dependencies"] = [*self.config["dependencies"], requirement]
+
+
+def prepare_metadata_for_build_wheel(metadata_directory: str, config_settings: dict[str, Any] | None = None) -> str:
+    return _prepare("wheel", metadata_directory)
+
+
+def prepare_metadata_for_build_editable(metadata_directory: str, config_settings: dict[str, Any] | None = None) -> str:
+    return _prepare("editable", metadata_directory)
+
+
+def _prepare(kind: str, metadata_directory: str) -> str:
+    """Write the metadata that an installer resolves. hatchling loads this file anew as its hook, so a variable tells the hook."""
+    if BY_VERSION not in os.environ:
+        os.environ[BESIDE] = "1"
+    try:
+        directory: str = getattr(hatchling.build, f"prepare_metadata_for_build_{kind}")(metadata_directory)
+    finally:
+        os.environ.pop(BESIDE, None)
+    return directory
