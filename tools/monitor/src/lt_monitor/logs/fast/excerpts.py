@@ -1,8 +1,8 @@
 """Choose the lines of a labelled block that may have events, because removing the labels of all lines costs most of the time.
 
 A label never hides a keyword, so the prefilter searches the labelled block. Shippers that write JSON escape quotes, backslashes,
-control characters, some punctuation and letters beyond ASCII. `escaped` finds the keywords in such texts, too: by a part without
-any of these characters, or by each spelling of a keyword that has no such part.
+control characters, some punctuation and letters beyond ASCII. `escaped` replaces a keyword by a part without these characters,
+or by all spellings of the keyword if the parts are too short.
 """
 
 import itertools
@@ -21,12 +21,12 @@ BYTES_PER_CANDIDATE = 128
 LOOK_BACK_BYTES = 1 << 14
 ESCAPED_LOOK_BACK_BYTES = 1 << 16
 _BARS = (b"it/s", b"s/it")
-# A container runtime cuts longer lines into several, whose texts belong together.
+# Container runtimes cut longer lines.
 LONG_LINE_BYTES = 1 << 14
 _PARTIAL = b"partial_message"
 
 _ESCAPED_BYTES = re.compile(rb'["\\<>&\'/\x00-\x1f\x7f-\xff]')
-# JSON may spell any character by its number; only these are expected, and no keyword part has them.
+# JSON may spell any character by its number. Shippers do this for few characters of ASCII, which the parts of keywords lack.
 _UNEXPECTED = re.compile(rb"\\u00(?!3[ceCE]|2[267fF]|5[cC])[2-7]")
 _GO_ESCAPES = ((b"<", rb"\u003c"), (b">", rb"\u003e"), (b"&", rb"\u0026"))
 
@@ -52,7 +52,7 @@ class Excerpt:
 class LineSelection:
     """Selects lines by keywords. `keywords` maps each keyword to its parsers.
 
-    A keyword of one of the parsers `with_neighbours` needs the whole block. One of those in `with_bars` needs the lines before.
+    Keywords of the parsers `with_neighbours` need the whole block; keywords of the parsers `with_bars` need the lines before.
     """
 
     def __init__(
@@ -118,7 +118,7 @@ def _position(hit: tuple[int, list[int]]) -> int:
 
 
 def _is_cut(block: bytes, begin: int, end: int) -> bool:
-    """Whether a line may be a part of a longer one, which the line before begins or the next line continues."""
+    """Whether a container runtime may have cut a longer line into this line and its neighbours."""
     before = begin - 1 - block.rfind(b"\n", 0, max(0, begin - 1))
     return before >= LONG_LINE_BYTES or end - begin >= LONG_LINE_BYTES or block.find(_PARTIAL, begin, end) >= 0
 

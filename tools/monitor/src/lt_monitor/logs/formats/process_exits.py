@@ -157,12 +157,14 @@ _RAY_DIED = regex(
     rb"[Aa] worker died or was killed while executing a task|The actor (?:died unexpectedly"
     rb"|is dead because its worker process has died)"
     rb"|Worker exit type: SYSTEM_ERROR"
+    # Open MPI's, about a process on another host.
+    rb"|MPI communication peer process has unexpectedly disconnected"
 )
 _CRASH = regex(
     rb"^(?:.{0,200}: (?:line )?\d{1,9}:? {1,8}\d{0,12} {0,8})?(?P<what>Segmentation fault|Killed(?= |\s{0,200}$)"
     rb"|Aborted(?: {1,20}\(core dumped\)|(?= {17}\S)|\s{0,200}$))"
     rb"|Fatal Python error: (?P<fatal>[^\r\n]{1,60})|\*\*\* Process received signal \*\*\*"
-    rb"|Caught signal (?P<signal>\d{1,2}) \(|ERROR: Unexpected (?P<loader>segmentation fault) encountered in worker"
+    rb"|Caught signal (?P<signal>\d{1,2}) \("
 )
 # An interpreter that does not come up: its standard library or its environment variables are wrong.
 _INITIALIZATION = regex(rb"(?:config_\w{1,40}|init\w{1,40}|[Pp]y_?\w{0,20}[Ii]nit\w{0,20}): ")
@@ -307,7 +309,7 @@ def _crash(line: Line) -> Record | None:
         return killed(line, 6)
     if match["fatal"] is not None and _INITIALIZATION.match(match["fatal"]) is not None:
         return fault(line, "configuration", "root", "critical")
-    number = 11 if match["what"] or match["loader"] else int(match["signal"]) if match["signal"] else None
+    number = 11 if match["what"] else int(match["signal"]) if match["signal"] else None
     number = 11 if match["fatal"] is not None and match["fatal"].startswith(b"Segmentation") else number
     return fault(line, "killed", "root", "critical", signal=number or 6)
 
