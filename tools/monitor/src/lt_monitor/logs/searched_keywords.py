@@ -1,4 +1,4 @@
-"""What `log_parser` searches a block for: the keywords of the parsers, and of what it reads itself, under negative numbers."""
+"""The keywords that `log_parser` searches for: those for the parsers, and its own under negative numbers."""
 
 from lt_monitor.logs.fast.excerpts import LineSelection
 from lt_monitor.logs.fast.prefilter import Prefilter

@@ -1,4 +1,4 @@
-"""Choose the lines of a labelled block that may have events, because removing the labels of all lines costs most of the time.
+"""Choose the lines of a labelled block that may have events, because it takes long to unlabel every line.
 
 A label never hides a keyword, so the prefilter searches the labelled block. Shippers that write JSON escape quotes, backslashes,
 control characters, some punctuation and letters beyond ASCII. `escaped` replaces a keyword by a part without these characters,

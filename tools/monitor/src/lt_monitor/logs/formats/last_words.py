@@ -145,7 +145,7 @@ _PROGRAM_FAILED = regex(
     rb"[^\n]{0,300}(?:['\"]|\xe2\x80|\xc2\xab)[^\n]{1,400}: [^\n\d]{3,300}$"
     rb"|^(?:rsync|parse) error: \S|^curl: \(\d{1,3}\) |^(?:up|down)load failed: |^(?:copy|move) failed: "
 )
-# Questions and remarks of the same programs, files that scripts write to if they may, and what a logger prints as no error.
+# Questions and remarks, files that scripts write to if they may, and what a logger prints as no error.
 _REMARK = regex(
     rb"\? ?$|: Removing leading|(?i:warn(?:ing)?\b|\bskipp|\bomitt|\bignor|\b(?:debug|info|trace|notice|verbose)\b)"
     rb"|\b[IWD]\d{4} \d\d:|[ '\"]/(?:proc|sys|dev)/(?!shm)"

@@ -1,4 +1,4 @@
-"""Logs that stop among steps without a word: of a job that still runs, or of one that was ended with no chance to say so.
+"""Logs that stop among steps without a word: the job still runs, or it was ended with no chance to say so.
 
 The file tells which: a job that runs writes a line every few steps. A file that nobody changed for much longer belongs to a job
 that has ended, unless the times in the log contradict the file's time, because then the file is a copy.
@@ -95,8 +95,8 @@ def _step_seconds(tail: LogTail) -> float:
     steps = [record for record in tail.records if record["kind"] == "step"]
     times = [epoch_seconds(record.get("time")) for record in steps]
     gaps = [second - first for first, second in itertools.pairwise(times) if second > first]
-    said = [float(record["step_seconds"]) for record in steps if _is_number(record)]
-    return max(statistics.median(values) if values else 0.0 for values in (gaps, said))
+    printed = [float(record["step_seconds"]) for record in steps if _is_number(record)]
+    return max(statistics.median(values) if values else 0.0 for values in (gaps, printed))
 
 
 def _is_number(record: Record) -> bool:
