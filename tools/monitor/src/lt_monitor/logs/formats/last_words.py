@@ -100,6 +100,10 @@ _CODE = regex(rb"(?i)\bexit(?:ed)?(?: with)?(?: an?)? (?:non-?zero )?(?:exit )?(
 _OUTSIDE = regex(rb"(?:srun|sbatch|salloc|scancel|slurmstepd|slurmd|kubectl|docker|podman|apptainer|singularity|enroot): ")
 
 
+# Of a process whose death its parent may survive; then other lines follow.
+_OF_HELPER = regex(rb"ERROR: Unexpected [a-z ]{1,30} encountered in worker")
+
+
 def last_error(text: bytes) -> tuple[bytes, str, str] | None:
     """Find an error at the end of a log in a form that no other format knows; return its line, fault and cause."""
     begin = max(0, len(text) - LAST_BYTES)
@@ -110,6 +114,8 @@ def last_error(text: bytes) -> tuple[bytes, str, str] | None:
         line = match["line"].strip()
         if _OUTSIDE.match(line) is not None or _CODE.search(line) is not None:
             return line, "exit", "cascade"
+        if _OF_HELPER.search(line) is not None:
+            return line, "killed", "unknown"
         if pattern is _LAST_ERROR:
             # A compiler, a copying program, git: only people know whether the same would happen again.
             return line, "unknown", "unknown"
@@ -155,8 +161,6 @@ _NO_FAILURE = regex(
     rb"|\bcontinu(?:e|ing) (?:with|without)"
     rb"|\bUnable to register\b|\b(?:0|no) (?:errors?|failures?)\b|\bdoes not affect\b|\bcan be (?:safely )?ignored"
 )
-# Of a process whose death its parent may survive; then other lines follow.
-_OF_HELPER = regex(rb"ERROR: Unexpected [a-z ]{1,30} encountered in worker")
 TELLING_LINES = 3
 # The last lines, among which a failure stands.
 LAST_LINES = 6

@@ -23,6 +23,8 @@ _UNCAUGHT = regex(
     rb"(?:\bUncaught (?:exception:? )?|^Exception in thread \"main\" |^ERROR: (?:(?:LoadError|InitError|TaskFailedException): )?)"
     rb"(?P<name>(?:[A-Za-z_]\w{0,60}\.){0,8}[A-Z]\w{0,60}(?:Error|Exception))(?:: |:?\s{0,9}$)"
 )
+# Java's chain of exceptions: each line has the cause of the exception before it, with frames between.
+_CAUSED_BY = regex(rb"^\s{0,20}Caused by: (?P<name>(?:[A-Za-z_]\w{0,60}\.){1,10}[A-Z][\w$]{0,80})(?:: |\s{0,9}$)")
 _GONE = regex(
     rb"ConnectionResetError|ConnectionRefusedError|BrokenPipeError|EOFError|ChildFailedError|DistNetworkError|DistStoreError"
     rb"|Connection (?:closed|reset) by|Rendezvous|Broken pipe|Socket [Tt]imeout|BrokenProcessPool|ProcessExitedException"
@@ -69,6 +71,7 @@ _OF_NETWORK = regex(
     rb"|ChunkedEncodingError|IncompleteReadError"
     rb"|Client(?:Connect\w{1,30}|Connection\w{0,20}|Payload|OS)Error|Server(?:Disconnected|Timeout)Error"
     rb"|(?:Socket|Connection)TimeoutError|FSTimeoutError)$"
+    rb"|^java\.net\.(?:Connect|NoRouteToHost|Socket|SocketTimeout|UnknownHost)Exception$"
     # Names that mean something else elsewhere.
     rb"|^(?:httpx|httpcore)\.(?:\w{1,20}\.)?(?:Connect|Read|Write|Close|Network|RemoteProtocol|Transport)Error$"
     rb"|^(?:httpx|httpcore)\.(?:\w{1,20}\.)?(?:Connect|Read|Write|Pool)Timeout$"
@@ -228,6 +231,16 @@ def raised(line: Line, name: bytes, begin: int, message: int | None = None) -> R
         return fault(line, "traceback", "unknown", "critical", message, exception=class_name)
     is_gone = _GONE.search(line.text, begin) is not None
     return fault(line, "traceback", "cascade" if is_gone else "root", "critical", message, exception=class_name)
+
+
+def inner_cause(line: Line) -> Record | None:
+    """Parse the cause of a Java exception. It is no failure without the exception, which a program may log and survive."""
+    match = _CAUSED_BY.match(line.text) or _CAUSED_BY.match(line.text[line.body :])
+    if match is None:
+        return None
+    begin = line.text.find(match["name"])
+    record = raised(line, match["name"], begin, begin)
+    return None if record is None else {**record, "severity": "warning", "is_inner_cause": True}
 
 
 def not_a_number(line: Line) -> Record | None:

@@ -332,6 +332,7 @@ PARSERS: tuple[tuple[Parser, tuple[bytes, ...]], ...] = (
         (b"Uncaught ", b"RayTaskError", b"RuntimeError", b"MemoryError", b"ValueError", b"ProcessExitedException"),
     ),
     (process_exits.exception, (b'in thread "main" ', b"InterruptException")),
+    (process_exits.inner_cause, (b"Caused by: ",)),
     (
         process_exits.ending,
         (b"received by PID", b"failed (exitcode", b"Segmentation fault", b"Fatal Python error", b"exitcode  : "),
@@ -385,7 +386,7 @@ PARSERS: tuple[tuple[Parser, tuple[bytes, ...]], ...] = (
 )
 
 # Of the first lines of steps that have many (`many_line_steps`).
-HEADS = (b"[Rank 0] step=", b" [step=", b"\t[step=", b"[batch=", b"[token=", b"[sample=")
+HEADS = (b"[Rank 0] step=", b" [step=", b"\t[step=", b"[batch=", b"[token=", b"[sample=", b"===== Step ")
 
 
 def keywords() -> dict[bytes, list[int]]:

@@ -81,7 +81,7 @@ class UnlabelledBlock:
     def __init__(self, layers: list[Layer], excerpt: Excerpt | None = None, outer: Sequence[Layer] = ()):
         self.text = layers[-1].text if layers else excerpt.text if excerpt is not None else b""
         self.excerpt = excerpt
-        self._layers = [*outer, excerpt, *layers] if excerpt is not None else layers
+        self._layers: list[Layer | Excerpt] = [*outer, excerpt, *layers] if excerpt is not None else [*layers]
 
     def origins(self, positions: np.ndarray, with_times: bool = True) -> tuple[np.ndarray, list[Record]]:
         """Map positions (int64) in the text to the beginnings of their lines in the block (int64), and parse all labels.

@@ -159,11 +159,11 @@ def _of_job(tails: Sequence[LogTail], is_ended: bool) -> Cause:
         return _cause(told, [told], tail_by_name, last_step)
     if is_completed:
         return _nothing("completed", Action.NONE, last_step)
-    end = silent_ends.silent_end(tails, is_ended)
-    if end is not None and end.has_ended:
-        silenced = log_endings.silenced(tails, f"the log stops without a word{end}")
+    silence = silent_ends.silent_end(tails, is_ended)
+    if silence is not None and silence.has_ended:
+        silenced = log_endings.silenced(tails, f"the log stops without a word{silence}")
         return _cause(silenced, [silenced], tail_by_name, last_step)
-    return _nothing("no failure" if end is None else f"no failure, and no end yet{end}", Action.NONE, last_step)
+    return _nothing("no failure" if silence is None else f"no failure, and no end yet{silence}", Action.NONE, last_step)
 
 
 def _nothing(message: str, action: Action, last_step: int | None) -> Cause:
@@ -260,7 +260,7 @@ def _cause(chosen: Record, faults: Sequence[Record], tails: dict[str, LogTail], 
     return Cause(
         fault=chosen["fault"] if chosen["fault"] in ADVICE else "other",
         cause=chosen["cause"],
-        severity=chosen["severity"],
+        severity="critical" if chosen.get("is_inner_cause") else chosen["severity"],
         message=texts["message"],
         advice=remedy.text,
         action=remedy.action,
