@@ -4,7 +4,7 @@ The names in `__all__`, here and in every tool's package, are the Python API; do
 first use, so importing a package costs nothing.
 """
 
-import _signal
+import _signal  # type: ignore[import-not-found]
 import contextlib
 import importlib
 import sys
