@@ -137,6 +137,7 @@ def _scoring_configs(
         "save": None,
         "save_local": None,
         "save_local_interval": None,
+        "replicate_interval": None,
         "keep_last": None,
         "keep_every": None,
         "async_save": False,

@@ -19,7 +19,8 @@ from types import FrameType
 from typing import Self
 
 from lt_shared.console import ExitCode, Terminated, ToolError, note
-from lt_train.launch.control import Control
+from lt_train.launch.control import STORED_VARIABLE, Control
+from lt_train.launch.kept_copies import KeptCopies
 from lt_train.process import rank_environment, signals, start_clock
 from lt_train.process.ports import free_port
 from lt_train.process.private_directory import private_directory
@@ -56,11 +57,14 @@ class Ranks:
         self._processes: list[Process] = []
         self._spare: Process | None = None
         self._attempts = 0
+        self._copies = KeptCopies()
+        # The step of the copies that the present attempt restores, 0 for none.
+        self._stored_step = 0
         self.is_interrupted = False
 
     def __enter__(self) -> Self:
         self._directory = self._stack.enter_context(private_directory())
-        self._control = Control(self._directory / "control") if self._has_spare else None
+        self._control = Control(self._directory / "control", self._copies) if self._has_spare else None
         self._stack.callback(self.stop)
         return self
 
@@ -68,6 +72,7 @@ class Ranks:
         self._stack.close()
         if self._control:
             self._control.close()
+        self._copies.close()
 
     def run(self, run_config: str, world_size: int, saves: bool) -> int:
         """Start this node's ranks, or replace the dead rank, and wait for them.
@@ -81,6 +86,8 @@ class Ranks:
         config_file = self._directory / f"run_config-{self._attempts}.json"
         config_file.write_text(run_config)
         node = rank_environment.find_node() or Node(0, 1, None, rank_environment.LOOPBACK, free_port(), "lt-train")
+        self._stored_step = self._copies.newest_common(range(world_size))
+        self._copies.retain(self._stored_step)
         if not self._replace(config_file, node.master_port):
             self.stop()
             # Signals stay blocked in a rank until the rank listens to them.
@@ -111,7 +118,7 @@ class Ranks:
         began = start_clock.start_variable() if self._attempts == 1 else {}
         environment = {**os.environ, **variables, **began, PARENT_VARIABLE: str(os.getpid())}
         if self._control:
-            environment |= self._control.variables
+            environment |= self._control.variables | {STORED_VARIABLE: str(self._stored_step)}
         command = [sys.executable, "-P", "-m", "lt_train.launch.worker", config_file, *options]
         return subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, start_new_session=True)
 
@@ -127,7 +134,9 @@ class Ranks:
             return False
         (replaced,), live_ranks = dead, [rank for rank in range(len(self._processes)) if rank not in dead]
         self._control.forget(replaced)
-        if not self._control.are_ready(live_ranks) or not self._control.begin(live_ranks, replaced, str(config_file), port):
+        if not self._control.are_ready(live_ranks):
+            return False
+        if not self._control.begin(live_ranks, replaced, str(config_file), port, self._stored_step):
             return False
         self._processes[replaced], self._spare = self._spare, None
         note(f"the other ranks go on in their processes, and a spare one is rank {replaced}")
@@ -156,7 +165,10 @@ class Ranks:
                     return code
                 worst = max(worst, code)
                 running.discard(rank)
-            time.sleep(POLL_SECONDS)
+            if self._control:
+                self._control.poll(POLL_SECONDS)
+            else:
+                time.sleep(POLL_SECONDS)
         return worst
 
     def _end_suspects(self, running: set[int]) -> set[int]:

@@ -16,6 +16,7 @@ import click
 
 from lt_shared import console
 from lt_shared.console import BadConfig, ExitCode
+from lt_train.checkpoint.memory import keeper
 from lt_train.checkpoint.shards import writer_process
 from lt_train.config.run_config import RunConfig
 from lt_train.config.settings.memory import Memory
@@ -62,6 +63,7 @@ def _connect(device_type: str, rank: int | None) -> Controlled:
 
     control = Controlled(os.environ[VARIABLE], rank, interrupt)
     interruption.allow(control.suspect)
+    keeper.use(control)
     return control
 
 
