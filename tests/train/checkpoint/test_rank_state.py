@@ -53,7 +53,7 @@ def test_another_state_is_named() -> None:
     tensors = {"weight": torch.zeros(2, 3), "moment": torch.zeros(2)}
     assert rank_state.describe_difference(tensors, tensors) is None
     assert rank_state.describe_difference(tensors, {"weight": torch.zeros(2, 3)}) == (
-        "1 tensor(s) are in one of both only: moment"
+        "1 tensor(s) are there or here only: moment"
     )
     other = tensors | {"weight": torch.zeros(3, 2)}
     assert "weight is torch.float32 [3, 2]" in str(rank_state.describe_difference(tensors, other))

@@ -78,7 +78,7 @@ class Control:
             self._send(rank, {"hold": True})
 
     def poll(self, seconds: float = 0.0) -> None:
-        """Read what the ranks say. Wait up to `seconds` for it."""
+        """Read the ranks' messages. Wait up to `seconds` for one."""
         self._accept()
         connections = {connection: rank for rank, connection in self._connections.items()}
         for readable in select.select([self._server, *connections], [], [], seconds)[0]:
@@ -101,8 +101,8 @@ class Control:
             self._copies.keep(int(message["rank"]), copy)
             self._send(rank, {"safe": copy.step})
         elif "fetch" in message:
-            found = self._copies.find(int(message["rank"]), int(message["fetch"]))
-            self._send(rank, {"fetched": found is not None}, found and found.descriptor)
+            stored = self._copies.find(int(message["rank"]), int(message["fetch"]))
+            self._send(rank, {"fetched": stored is not None}, stored and stored.descriptor)
         return True
 
     def suspects(self) -> list[int]:

@@ -6,7 +6,7 @@ secret of the run go on. Then the client sends a request, a line of JSON, and co
     {"put": 40, "rank": 2, "bytes": 99}     then 99 bytes and their CRC-32; the answer is {"put": true}
     {"get": 40, "rank": 2}                  the answer is {"bytes": 99}, then 99 bytes and their CRC-32; or {"bytes": 0}
 
-A received copy counts when it is complete and its checksum is right. No byte of it is unpickled or run.
+A received copy counts when it is complete and its checksum is right. Nothing is unpickled or run.
 """
 
 import contextlib
@@ -43,7 +43,7 @@ class ExchangeError(OSError):
 
 
 class CopyServer:
-    """Serve the copies that `copies` keeps, and keep copies of another node. A context."""
+    """Serve the copies that `copies` keeps, and keep copies that another node sends. A context."""
 
     def __init__(self, copies: KeptCopies, secret: bytes, address: str = ""):
         self._copies = copies
@@ -95,7 +95,7 @@ class CopyServer:
 
 
 class CopySender:
-    """Send copies to the launcher of the next node, in a thread. A context. `report` gets rank and step of each sent copy."""
+    """Send copies to the launcher of the next node, in a thread. A context. `report` gets rank and step when a copy has arrived."""
 
     def __init__(self, copies: KeptCopies, secret: bytes, host: str, port: int, report: Callable[[int, int], None]):
         self._copies = copies

@@ -1,4 +1,4 @@
-"""The copies of ranks' states that a launcher keeps in memory: its own ranks' copies, and the copies of another node.
+"""The copies of ranks' states that a launcher keeps in memory: its ranks' copies, and the copies of a second node.
 
 A rank writes two memories in turns, so that a complete copy is there while the next one is written. The step at the begin of a
 memory is 0 while its content is incomplete.
@@ -7,7 +7,7 @@ memory is 0 while its content is incomplete.
 import dataclasses
 import os
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from lt_train.checkpoint.memory.header import read_step
 from lt_train.planner.checkpoint_size import COPIES
@@ -36,15 +36,12 @@ class KeptCopies:
     def keep(self, rank: int, copy: Copy) -> None:
         """Keep the complete `copy`, whose descriptor then belongs to this object. Drop the oldest copies of the rank."""
         with self._lock:
-            copies = [kept for kept in self._copies.get(rank, []) if not self._drop_if(kept, kept.step == copy.step)]
-            copies = [kept for kept in copies if not self._drop_if(kept, not kept.is_complete)]
-            copies = sorted([*copies, copy], key=lambda kept: kept.step)
-            self._copies[rank] = [
-                kept for number, kept in enumerate(copies) if not self._drop_if(kept, number < len(copies) - COPIES)
-            ]
+            copies = self._drop(self._copies.get(rank, []), lambda earlier: earlier.step == copy.step or not earlier.is_complete)
+            copies = sorted([*copies, copy], key=lambda candidate: candidate.step)
+            self._copies[rank] = self._drop(copies, lambda candidate: candidate in copies[:-COPIES])
 
     def take_oldest(self, rank: int) -> Copy | None:
-        """Give up the oldest of the rank's copies, if it has COPIES of them, so that its memory can be written again."""
+        """Give up the rank's oldest copy if it has COPIES copies, so that its memory can be written again."""
         with self._lock:
             copies = self._copies.get(rank, [])
             return copies.pop(0) if len(copies) >= COPIES else None
@@ -53,7 +50,7 @@ class KeptCopies:
         """Drop all copies of other steps: the run goes on from `step`, and trains the later steps again."""
         with self._lock:
             for rank, copies in self._copies.items():
-                self._copies[rank] = [kept for kept in copies if not self._drop_if(kept, kept.step != step)]
+                self._copies[rank] = self._drop(copies, lambda candidate: candidate.step != step)
 
     def steps(self) -> dict[int, list[int]]:
         """Return the steps of the complete copies by rank."""
@@ -72,7 +69,7 @@ class KeptCopies:
             return copy and dataclasses.replace(copy, descriptor=os.dup(copy.descriptor))
 
     def newest_common(self, ranks: Iterable[int]) -> int:
-        """Return the newest step of which complete copies of all `ranks` are here, 0 if there is none."""
+        """Return the newest step for which every rank in `ranks` has a complete copy here, 0 if there is none."""
         return newest_common([self.steps()], ranks)
 
     def close(self) -> None:
@@ -83,14 +80,16 @@ class KeptCopies:
             self._copies.clear()
 
     @staticmethod
-    def _drop_if(copy: Copy, condition: bool) -> bool:
-        if condition:
+    def _drop(copies: list[Copy], condition: Callable[[Copy], bool]) -> list[Copy]:
+        """Close the copies that satisfy `condition`, and return the other copies."""
+        dropped = [copy for copy in copies if condition(copy)]
+        for copy in dropped:
             os.close(copy.descriptor)
-        return condition
+        return [copy for copy in copies if copy not in dropped]
 
 
 def newest_common(steps_of_nodes: Iterable[dict[int, list[int]]], ranks: Iterable[int]) -> int:
-    """Return the newest step of which some node has each rank's copy, 0 if there is none."""
+    """Return the newest step for which every rank in `ranks` has a copy on some node, 0 if there is none."""
     steps_by_rank: dict[int, set[int]] = {rank: set() for rank in ranks}
     for steps_of_node in steps_of_nodes:
         for rank in steps_by_rank.keys() & steps_of_node.keys():

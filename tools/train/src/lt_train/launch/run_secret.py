@@ -1,4 +1,4 @@
-"""The secret by which the launchers of a run know each other: SAVE/.secret, which only its owner can read.
+"""The secret that lets the launchers of a run know each other: SAVE/.secret, which only its owner can read.
 
 The first node draws it once. In a store it is an object beside the checkpoints, so whoever may read the run knows it.
 """

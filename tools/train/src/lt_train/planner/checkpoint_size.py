@@ -26,7 +26,7 @@ def memory_copies_bytes(config: RunConfig, nodes: int) -> int:
     """Return the bytes of host memory that --replicate-interval takes on each node.
 
     A rank's copy has the float32 weights that it updates, two moments and, with --ema-decay, the average. A node has the last two
-    copies of its ranks and, if there are several nodes, of the ranks of another node.
+    copies of its ranks and, if there are several nodes, of a second node's ranks.
     """
     parameters = config.architecture.parameters(config.padded_vocab_size)
     rank_groups = 1 if config.shards_optimizer else config.parallelism.data

@@ -1,7 +1,7 @@
-"""The training state of one rank as tensors and numbers, which the same rank of the same layout restores bit for bit.
+"""The training state of one rank as tensors and numbers, restored bit for bit by the same rank in an equal layout.
 
 A checkpoint stores a tensor by its place in the whole model. A copy in memory is only read by a rank with the same shards, so it
-holds each tensor that the optimizer updates as it is. 16-bit weights are rounded from float32 masters and gathered again.
+holds the tensors that the optimizer updates, unchanged. 16-bit weights are rounded from float32 masters and gathered again.
 """
 
 import dataclasses
@@ -90,7 +90,7 @@ def restore(state: TrainingState, stored: dict[str, Tensor], stored_numbers: Num
 def describe_difference(tensors: dict[str, Tensor], stored: dict[str, Tensor]) -> str | None:
     """Return how `stored` differs from `tensors` in names, types or shapes; None if they match."""
     if unknown := sorted(tensors.keys() ^ stored.keys()):
-        return f"{len(unknown)} tensor(s) are in one of both only: {', '.join(unknown[:3])}"
+        return f"{len(unknown)} tensor(s) are there or here only: {', '.join(unknown[:3])}"
     for name, tensor in tensors.items():
         if (tensor.dtype, tensor.shape) != (stored[name].dtype, stored[name].shape):
             return f"{name} is {stored[name].dtype} {list(stored[name].shape)}, not {tensor.dtype} {list(tensor.shape)}"
