@@ -95,7 +95,7 @@ class CopyServer:
 
 
 class CopySender:
-    """Send copies to the launcher of the next node, in a thread. A context. `report` gets rank and step when a copy has arrived."""
+    """Send copies to the launcher of the next node, in a thread. `report` gets rank and step when a copy has arrived."""
 
     def __init__(self, copies: KeptCopies, secret: bytes, host: str, port: int, report: Callable[[int, int], None]):
         self._copies = copies
