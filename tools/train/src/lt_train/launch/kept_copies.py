@@ -69,7 +69,7 @@ class KeptCopies:
             return copy and dataclasses.replace(copy, descriptor=os.dup(copy.descriptor))
 
     def newest_common(self, ranks: Iterable[int]) -> int:
-        """Return the newest step for which every rank in `ranks` has a complete copy here, 0 if there is none."""
+        """Return the newest step that every rank in `ranks` has here, 0 if there is none."""
         return newest_common([self.steps()], ranks)
 
     def close(self) -> None:
@@ -89,7 +89,7 @@ class KeptCopies:
 
 
 def newest_common(steps_of_nodes: Iterable[dict[int, list[int]]], ranks: Iterable[int]) -> int:
-    """Return the newest step for which every rank in `ranks` has a copy on some node, 0 if there is none."""
+    """Return the newest step that every rank in `ranks` has on some node, 0 if there is none."""
     steps_by_rank: dict[int, set[int]] = {rank: set() for rank in ranks}
     for steps_of_node in steps_of_nodes:
         for rank in steps_by_rank.keys() & steps_of_node.keys():

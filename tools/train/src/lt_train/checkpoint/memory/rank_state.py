@@ -1,4 +1,4 @@
-"""The training state of one rank as tensors and numbers, restored bit for bit by the same rank in an equal layout.
+"""A rank's training state as tensors and numbers, restored bit for bit by the same rank in an equal layout.
 
 A checkpoint stores a tensor by its place in the whole model. A copy in memory is only read by a rank with the same shards, so it
 holds the tensors that the optimizer updates, unchanged. 16-bit weights are rounded from float32 masters and gathered again.

@@ -1,4 +1,4 @@
-"""The memory of one copy: a step, a description in JSON, and the tensors. Rank and launcher map the same memory.
+"""A copy in memory: a step, a description in JSON, and the tensors. Rank and launcher map the same memory.
 
     bytes  0 to 8     the step, little endian; 0 while the content is incomplete
     bytes  8 to 16    the length of the description
@@ -46,7 +46,7 @@ class Segment:
 
     @classmethod
     def attach(cls, descriptor: int) -> Self:
-        """Map the memory of another process. The descriptor then belongs to the segment."""
+        """Map memory that a second process made. The descriptor then belongs to the segment."""
         return cls(descriptor, torch.frombuffer(mmap.mmap(descriptor, 0), dtype=torch.uint8))
 
     @property
