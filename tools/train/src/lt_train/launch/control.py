@@ -102,7 +102,7 @@ class Control:
             self._send(rank, {"safe": copy.step})
         elif "fetch" in message:
             stored = self._copies.find(int(message["rank"]), int(message["fetch"]))
-            self._send(rank, {"fetched": stored is not None}, stored and stored.descriptor)
+            self._send(rank, {"fetched": stored is not None}, stored.descriptor if stored else None)
         return True
 
     def suspects(self) -> list[int]:

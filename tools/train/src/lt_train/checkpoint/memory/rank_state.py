@@ -7,7 +7,7 @@ holds the tensors that the optimizer updates, unchanged. 16-bit weights are roun
 import dataclasses
 import random
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -45,7 +45,7 @@ def live_tensors(state: TrainingState) -> dict[str, Tensor]:
 
 def numbers(state: TrainingState) -> Numbers:
     """Return what `live_tensors` leaves out, as values for JSON."""
-    kind, keys, *position = np.random.get_state()
+    kind, keys, *position = cast(tuple[Any, ...], np.random.get_state())
     optimizers = list(inner_optimizers(state.optimizer))
     return {
         "iteration": state.iteration,

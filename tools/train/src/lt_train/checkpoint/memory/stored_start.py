@@ -1,5 +1,7 @@
 """Choose and restore the copies in the nodes' memory that a run goes on from after ranks were lost."""
 
+from typing import Any
+
 import torch
 
 from lt_shared.console import IoFailure
@@ -30,7 +32,8 @@ def choose(settings: Checkpointing, saved_iteration: int, rank_device: torch.dev
 def restore(step: int, state: TrainingState, rank_device: torch.device) -> None:
     """Set `state` to the copies of `step`. All ranks call it. Raises IoFailure if a rank cannot read its copy."""
     present, segment, problem = keeper.present(), None, None
-    tensors, numbers = {}, {}
+    tensors: dict[str, torch.Tensor] = {}
+    numbers: dict[str, Any] = {}
     try:
         assert present
         segment = Segment.attach(present.fetch())
