@@ -72,22 +72,22 @@ def test_a_rank_that_does_not_leave_is_not_waited_for(tmp_path: Path, monkeypatc
     assert [rank.is_held() for rank in ranks] == [True, True]
     ranks[0].say_ready()
     assert not control.are_ready([0, 1])
-    assert not control.begin([0, 1], 2, "config", 1), "there is no spare"
+    assert not control.begin({2: {}}, {2: 0}), "there is no spare"
     control.close()
     assert ranks[0].wait_for_attempt() is None
 
 
 def test_the_ranks_and_the_spare_hear_what_to_begin(tmp_path: Path) -> None:
     control = Control(tmp_path / "control", KeptCopies())
-    rank, spare = (Controlled(str(tmp_path / "control"), number) for number in (0, None))
+    rank, spare = (Controlled(str(tmp_path / "control"), number) for number in (0, -3))
     control.hold([0])
     assert rank.is_held()
     rank.say_ready()
     assert control.are_ready([0])
-    assert control.begin([0], 1, "config", 4711, stored_step=3)
-    assert [end.wait_for_attempt() for end in (rank, spare)] == [
-        {"config": "config", "rank": number, "port": 4711, "stored": 3} for number in (0, 1)
-    ]
+    attempts = {number: {"config": "config", "variables": {"RANK": str(4 + number)}, "stored": 3} for number in (0, 1)}
+    assert control.begin(attempts, {1: 2})
+    assert [end.wait_for_attempt() for end in (rank, spare)] == list(attempts.values())
+    assert spare.stored_step == 3
     control.close()
 
 

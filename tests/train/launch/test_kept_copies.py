@@ -64,8 +64,8 @@ def test_a_rank_fetches_what_another_process_of_it_left(tmp_path: Path) -> None:
     control.poll(1)
     while not first.is_safe(7):
         control.poll(0.01)
-    spare = Controlled(str(tmp_path / "control"), None)
-    assert control.begin([], 0, "config", 1, copies.newest_common([0]))
+    spare = Controlled(str(tmp_path / "control"), -1)
+    assert control.begin({0: {"config": "", "variables": {"RANK": "0"}, "stored": copies.newest_common([0])}}, {0: 0})
     assert spare.wait_for_attempt() is not None
     assert spare.stored_step == 7
     reader = threading.Thread(target=control.poll, args=(5,))

@@ -156,6 +156,7 @@ def _scoring_configs(
         "profile": False,
         "record_memory_history": False,
         "max_restarts": 0,
+        "spare_nodes": 0,
         "min_nodes": None,
     }
     if not attempt.phases:

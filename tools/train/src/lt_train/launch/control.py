@@ -7,13 +7,13 @@ hangs, a watchdog names it, and it is killed first.
 
 Launcher and ranks exchange packets of JSON over a socket in the launcher's directory:
 
-    rank to launcher    {"rank": 2}                 at the rank's start; a spare sends null
+    rank to launcher    {"rank": 2}                 its number on the node, at its start; spare processes are -1, -2 ...
                         {"suspect": 1}              rank 1 hangs
                         {"ready": true}             the rank has left its process groups
                         {"keep": 40, "bytes": 99, "rank": 2}    with the descriptor of a copy of its state
                         {"fetch": 40, "rank": 2}    the rank wants the copy of this step
     launcher to rank    {"hold": true}              a rank has died: wait for the next message instead of ending
-                        {"config": FILE, "rank": 2, "port": 29611, "stored": 40}
+                        {"config": FILE, "variables": {"RANK": "2", ...}, "stored": 40}
                         {"safe": 40}                the copy of this step is on two nodes
                         {"fetched": true}           with the descriptor of the copy, false without one
 """
@@ -26,7 +26,7 @@ import select
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +40,7 @@ STORED_VARIABLE = "LT_TRAIN_STORED_STEP"
 HOLD_SECONDS = 5.0
 # Time for the surviving ranks to leave their process groups. If a rank takes longer, all ranks are started anew.
 READY_SECONDS = 20.0
+POLL_SECONDS = 0.1
 LARGEST_BYTES = 4096
 
 
@@ -53,9 +54,13 @@ class Control:
         self._server.bind(os.fspath(path))
         self._server.listen()
         self._server.setblocking(False)
-        self._connections: dict[int | None, socket.socket] = {}
+        self._connections: dict[int, socket.socket] = {}
         self._suspects: list[int] = []
-        self._ready: set[int | None] = set()
+        self._ready: set[int] = set()
+        # The numbers on the node of ranks that have made a copy, by global rank.
+        self._copying: dict[int, int] = {}
+        self.send_copy: Callable[[int, int], None] = self.say_safe
+        """Gets rank and step of each new copy. Calls `say_safe` when the copy is on two nodes."""
 
     @property
     def variables(self) -> dict[str, str]:
@@ -66,9 +71,17 @@ class Control:
         for connection in (self._server, *self._connections.values()):
             connection.close()
 
-    def forget(self, rank: int | None) -> None:
+    def forget(self, rank: int) -> None:
         if connection := self._connections.pop(rank, None):
             connection.close()
+
+    def forget_all(self) -> None:
+        for rank in list(self._connections):
+            self.forget(rank)
+
+    def say_safe(self, rank: int, step: int) -> None:
+        """Tell a rank, by its global number, that its copy is safe. Any thread may call this."""
+        self._send(self._copying[rank], {"safe": step})
 
     def hold(self, ranks: list[int]) -> None:
         """Tell `ranks` that a rank has died, so that they wait."""
@@ -87,7 +100,7 @@ class Control:
             elif not self._read(connections[readable], readable):
                 self.forget(connections[readable])
 
-    def _read(self, rank: int | None, connection: socket.socket) -> bool:
+    def _read(self, rank: int, connection: socket.socket) -> bool:
         """Read a message of `rank`. Return False if its connection is closed."""
         message, descriptor = _receive(connection)
         if message is None:
@@ -97,9 +110,10 @@ class Control:
         elif "ready" in message:
             self._ready.add(rank)
         elif "keep" in message and descriptor is not None:
-            copy = Copy(int(message["keep"]), descriptor, int(message["bytes"]))
-            self._copies.keep(int(message["rank"]), copy)
-            self._send(rank, {"safe": copy.step})
+            copy, global_rank = Copy(int(message["keep"]), descriptor, int(message["bytes"])), int(message["rank"])
+            self._copies.keep(global_rank, copy)
+            self._copying[global_rank] = rank
+            self.send_copy(global_rank, copy.step)
         elif "fetch" in message:
             stored = self._copies.find(int(message["rank"]), int(message["fetch"]))
             self._send(rank, {"fetched": stored is not None}, stored.descriptor if stored else None)
@@ -121,33 +135,33 @@ class Control:
             self.poll(left_seconds)
         return True
 
-    def begin(self, ranks: list[int], replaced: int, config_file: str, port: int, stored_step: int = 0) -> bool:
-        """Let `ranks` and the spare, which becomes rank `replaced`, begin again at `port`. False without a spare."""
-        self._accept(wait_seconds=READY_SECONDS)
-        if None not in self._connections:
-            return False
-        self._connections[replaced] = self._connections.pop(None)
-        attempt = {"config": config_file, "port": port, "stored": stored_step}
-        sent = [self._send(rank, attempt | {"rank": rank}) for rank in (*ranks, replaced)]
-        return all(sent)
+    def begin(self, attempts: Mapping[int, dict[str, Any]], spares: Mapping[int, int]) -> bool:
+        """Let each rank begin its attempt. `spares` has the numbers of the spare processes that become ranks.
 
-    def _accept(self, wait_seconds: float = 0.0) -> None:
-        """Accept the connections of ranks that have started. Wait up to `wait_seconds` for the spare."""
-        deadline = time.monotonic() + wait_seconds
-        while True:
-            with contextlib.suppress(BlockingIOError):
-                while True:
-                    connection, _ = self._server.accept()
-                    connection.setblocking(True)
-                    greeting, _ = _receive(connection)
-                    if greeting is not None:
-                        self._connections[greeting["rank"]] = connection
-            left_seconds = deadline - time.monotonic()
-            if None in self._connections or left_seconds <= 0 or not wait_seconds:
-                return
-            select.select([self._server], [], [], left_seconds)
+        False if a spare process does not come.
+        """
+        keys = {rank: -1 - number for rank, number in spares.items()}
+        deadline = time.monotonic() + READY_SECONDS
+        while not set(keys.values()) <= self._connections.keys():
+            if time.monotonic() > deadline:
+                return False
+            self.poll(POLL_SECONDS)
+        for rank, key in keys.items():
+            self._connections[rank] = self._connections.pop(key)
+        # All ranks are told, also after one that could not be.
+        return False not in [self._send(rank, attempt) for rank, attempt in attempts.items()]
 
-    def _send(self, rank: int | None, message: dict[str, Any], descriptor: int | None = None) -> bool:
+    def _accept(self) -> None:
+        """Accept the connections of ranks and spare processes that have started."""
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                connection, _ = self._server.accept()
+                connection.setblocking(True)
+                greeting, _ = _receive(connection)
+                if greeting is not None:
+                    self._connections[int(greeting["rank"])] = connection
+
+    def _send(self, rank: int, message: dict[str, Any], descriptor: int | None = None) -> bool:
         try:
             content = json.dumps(message).encode()
             socket.send_fds(self._connections[rank], [content], [] if descriptor is None else [descriptor])
@@ -157,19 +171,19 @@ class Control:
 
 
 class Controlled:
-    """The side of a rank, or of the spare, whose `rank` is None. `interrupt` ends the rank's waits for other ranks.
+    """The side of a rank, with its number on the node, or of a spare process, whose `rank` is negative.
 
-    It is the rank's `lt_train.checkpoint.memory.keeper.Keeper`.
+    `interrupt` ends the rank's waits for other ranks. The object is the rank's `lt_train.checkpoint.memory.keeper.Keeper`.
     """
 
-    def __init__(self, path: str, rank: int | None, interrupt: Callable[[], None] = lambda: None):
+    def __init__(self, path: str, rank: int, interrupt: Callable[[], None] = lambda: None):
         self._connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._connection.connect(path)
         self._interrupt = interrupt
         self._is_told, self._is_free = threading.Event(), threading.Event()
         self._attempts: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
         self._fetched: queue.SimpleQueue[int | None] = queue.SimpleQueue()
-        self._rank, self._safe_step = rank, 0
+        self._rank, self._safe_step = int(os.environ.get("RANK", rank)), 0
         self.stored_step = int(os.environ.get(STORED_VARIABLE, "0"))
         self._send({"rank": rank})
         threading.Thread(target=self._listen, name="control", daemon=True).start()
@@ -209,7 +223,7 @@ class Controlled:
         self._is_told.clear()
         self._is_free.clear()
         if message is not None:
-            self._rank, self._safe_step, self.stored_step = int(message["rank"]), 0, int(message["stored"])
+            self._rank, self._safe_step, self.stored_step = int(message["variables"]["RANK"]), 0, int(message["stored"])
         return message
 
     def keep(self, step: int, descriptor: int, size_bytes: int) -> None:

@@ -34,24 +34,24 @@ from lt_train.process.start_clock import clock
 
 @click.command(cls=console.Command)
 @click.argument("config_file", type=click.Path(dir_okay=False))
-@click.option("--spare", is_flag=True, help="Wait to take the place of a rank that dies.")
-def command(config_file: str, spare: bool) -> int:
+@click.option("--spare", type=int, help="Wait, as the spare process with this number, to take the place of a rank that dies.")
+def command(config_file: str, spare: int | None) -> int:
     """Run one rank of the run that CONFIG_FILE configures."""
     process_lifetime.die_with_launcher()
     clock.begin()
     config = RunConfig.from_json(Path(config_file).read_text())
     clock.lap("interpreter")
-    if spare:
-        return _stand_by(config, _connect(config.parallelism.device, None))
+    if spare is not None:
+        return _stand_by(config, _connect(config.parallelism.device, -1 - spare))
     rank_env = rank_environment.find()
     if rank_env is None:
         raise BadConfig("no rank in the environment", "start lt-train, which starts its own ranks")
-    control = _connect(config.parallelism.device, rank_env.rank) if VARIABLE in os.environ else None
+    control = _connect(config.parallelism.device, rank_env.local_rank) if VARIABLE in os.environ else None
     return start(config, rank_env, control)
 
 
-def _connect(device_type: str, rank: int | None) -> Controlled:
-    """Connect to the launcher, which may interrupt this process through the connection."""
+def _connect(device_type: str, rank: int) -> Controlled:
+    """Connect to the launcher, which may interrupt this process through the connection. `rank` as in `Controlled`."""
     from lt_train.process import device, interruption
 
     device.outlive_aborted_collectives(device_type)
@@ -81,7 +81,7 @@ def _stand_by(config: RunConfig, control: Controlled) -> int:
     attempt = control.wait_for_attempt()
     if attempt is None:
         return ExitCode.OK
-    config, rank_env = _begin_attempt(attempt, ranks)
+    config, rank_env = _begin_attempt(attempt)
     prepared = prepared or device.prepare(config.parallelism.device, rank_env)
     clock.lap("device")
     return start(config, rank_env, control, prepared)
@@ -124,7 +124,7 @@ def start(config: RunConfig, rank_env: RankEnvironment, control: Controlled | No
         if attempt is None:
             return ExitCode.IO
         interruption.clear()
-        config, rank_env = _begin_attempt(attempt, rank_env.local_world_size)
+        config, rank_env = _begin_attempt(attempt)
 
 
 def _import_run(scores: Scoring | None) -> Callable[..., int]:
@@ -138,12 +138,11 @@ def _import_run(scores: Scoring | None) -> Callable[..., int]:
     return scoring.score if scores else training_run.train
 
 
-def _begin_attempt(attempt: dict[str, Any], ranks: int) -> tuple[RunConfig, RankEnvironment]:
+def _begin_attempt(attempt: dict[str, Any]) -> tuple[RunConfig, RankEnvironment]:
     """Return the configuration and the rank of the launcher's next attempt, and set the rank in this process's environment."""
     clock.begin_again()
-    rank = attempt["rank"]
-    rank_env = RankEnvironment(rank, rank, ranks, ranks, rank_environment.LOOPBACK, attempt["port"], "lt-train")
-    os.environ.update(rank_env.variables())
+    os.environ.update(attempt["variables"])
+    rank_env = RankEnvironment.from_variables(attempt["variables"])
     return RunConfig.from_json(Path(attempt["config"]).read_text()), rank_env
 
 

@@ -21,6 +21,7 @@ import socket
 import time
 import zlib
 from collections.abc import Mapping, Sequence
+from typing import Self
 
 from lt_shared.console import BadConfig, Unavailable
 from lt_train.process.launchers import job_identity, job_nodes
@@ -66,6 +67,12 @@ class RankEnvironment:
     master_address: str
     master_port: int
     launcher: str
+
+    @classmethod
+    def from_variables(cls, variables: Mapping[str, str]) -> Self:
+        """Return the rank that lt-train describes with the result of `variables`."""
+        numbers = [int(variables[name]) for name in ("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "WORLD_SIZE")]
+        return cls(*numbers, variables["MASTER_ADDR"], int(variables["MASTER_PORT"]), "lt-train")
 
     @property
     def is_mpi_on_one_machine(self) -> bool:
