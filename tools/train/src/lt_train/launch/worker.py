@@ -78,6 +78,9 @@ def _stand_by(config: RunConfig, control: Controlled) -> int:
     # A GPU context takes memory from the rank on that GPU. So it is made only when the rank to replace is known.
     prepared = device.prepare(device.CPU, any_rank) if config.parallelism.device == device.CPU else None
     _import_run(config.scoring)
+    if prepared is not None:
+        # torch imports it in the first step, for half a second, although nothing is compiled on a CPU.
+        import torch._dynamo.convert_frame
     attempt = control.wait_for_attempt()
     if attempt is None:
         return ExitCode.OK

@@ -101,8 +101,9 @@ def _train(config: RunConfig, rank_environment: RankEnvironment, rank_device: to
         LocalCopies(config.checkpointing, config.faults.timeout_seconds, rank_device) if config.checkpointing.save_local else None
     )
     unused = None if copies else UnusedCopies(config.checkpointing)
+    stored_step = stored_start.agree(config.checkpointing, rank_device)
     if copies:
-        config = starting_point.fetch_start(copies.choose_start(config), ranks_decide=False)
+        config = starting_point.fetch_start(copies.choose_start(config, stored_step), ranks_decide=False)
         start = config.checkpointing.start
     chosen = trials.choose_kernels(is_first)
     model_parallel_cuda_manual_seed(config.seed)
@@ -124,8 +125,8 @@ def _train(config: RunConfig, rank_environment: RankEnvironment, rank_device: to
             state.average = WeightAverage(optimization.ema_decay, state.optimizer, chunks)
         clock.lap("optimizer")
         resumed = config
-        if stored := stored_start.choose(config.checkpointing, resumed_iteration(config.checkpointing), rank_device):
-            stored_start.restore(stored, state, rank_device)
+        if stored_step > resumed_iteration(config.checkpointing):
+            stored_start.restore(stored_step, state, rank_device)
             resumed = config.continued(state.iteration, state.consumed_samples)
             log.line(CheckpointLoaded(state.iteration, stored_start.PLACE, _now()).format())
         elif start is not None:

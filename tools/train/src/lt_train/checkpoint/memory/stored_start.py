@@ -1,4 +1,4 @@
-"""Choose and restore the copies in the nodes' memory that a run goes on from after ranks were lost."""
+"""Restore the copies in the nodes' memory that a run goes on from after ranks were lost."""
 
 from typing import Any
 
@@ -19,14 +19,13 @@ from lt_train.process.interruption import Echo
 PLACE = "the nodes' memory"
 
 
-def choose(settings: Checkpointing, saved_iteration: int, rank_device: torch.device) -> int:
-    """Return the step of the copies to restore, 0 if a checkpoint of `saved_iteration` is as new. All ranks call it."""
+def agree(settings: Checkpointing, rank_device: torch.device) -> int:
+    """Return the step of the copies that all ranks can restore, 0 if there is none. All ranks call it."""
     if settings.replicate_interval is None:
         return 0
     present = keeper.present()
-    # The maximum of the negative numbers is the step that every launcher has.
-    step = -agreement.reduce_maximum(-(present.stored_step if present else 0), rank_device)
-    return step if step > saved_iteration else 0
+    # The maximum of the negative numbers is the smallest step.
+    return -agreement.reduce_maximum(-(present.stored_step if present else 0), rank_device)
 
 
 def restore(step: int, state: TrainingState, rank_device: torch.device) -> None:
