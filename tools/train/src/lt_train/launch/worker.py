@@ -80,7 +80,7 @@ def _stand_by(config: RunConfig, control: Controlled) -> int:
     _import_run(config.scoring)
     if prepared is not None:
         # torch imports it in the first step, for half a second, although nothing is compiled on a CPU.
-        import torch._dynamo.convert_frame
+        import torch._dynamo.convert_frame  # noqa: F401
     attempt = control.wait_for_attempt()
     if attempt is None:
         return ExitCode.OK
