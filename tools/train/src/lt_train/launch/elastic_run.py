@@ -38,11 +38,11 @@ Prepare = Callable[[RunConfig, bool], RunConfig]
 
 
 class NodesLost(Exception):
-    """Nodes of the present attempt are lost."""
+    """A node that takes part in the present attempt is lost."""
 
 
 class OthersFailed(Exception):
-    """Ranks of another node have failed with the exit code `code`, and that node has said why."""
+    """Another node's ranks have failed with the exit code `code`, and that node has said why."""
 
     def __init__(self, code: int):
         super().__init__(code)
@@ -83,7 +83,7 @@ class Nodes:
         return starting_point.fetch_start(self.prepare(config, is_first))
 
     def usable_counts(self) -> tuple[int, ...]:
-        """Return the numbers of nodes that the run can go on with. Raises BadConfig if none is below the number of all nodes."""
+        """Return the numbers of nodes that the run can go on with. Raises BadConfig if the run needs all nodes."""
         least, most = self.config.faults.min_nodes or self.node.nodes, self.node.nodes
         if least > most:
             raise BadConfig(f"--min-nodes {least}, and the job has {most} node(s)", f"--min-nodes {most - 1} or less")
@@ -111,7 +111,6 @@ class LeadingRun:
         self._nodes = nodes
         self._faults = nodes.config.faults
         self._counts = nodes.usable_counts()
-        self._greeted: set[int] = set()
 
     def run(self, ranks: Ranks) -> int:
         """Run attempts until the run ends on all nodes. Return the exit code of the run.
@@ -157,7 +156,7 @@ class LeadingRun:
                 return code
 
     def _gather(self, ranks: Ranks, group: Leader, wait_seconds: float) -> list[int]:
-        """Wait for all nodes, then take the largest usable number of them. Return early after a signal."""
+        """Wait for all nodes, then take the largest usable number. Return early after a signal."""
         deadline, all_nodes = time.monotonic() + wait_seconds, self._nodes.node.nodes
         while not ranks.signalled:
             group.poll()
@@ -186,7 +185,6 @@ class LeadingRun:
         step = resume.steps_done(saving)
         if len(present) < all_nodes or step:
             note(f"going on with {len(present)} of {all_nodes} node(s) from iteration {step}")
-        self._greeted = set(group.present)
         port, attempts_before = free_port(), crash_loop.attempts(saving.directory)
         group.begin(present, port, step)
         code: int = ExitCode.OK
@@ -228,7 +226,7 @@ class LeadingRun:
         return max(code, *group.endings.values()) if group.endings and code in ENDED else code
 
     def _ask_for_more(self, ranks: Ranks, group: Leader, running: int) -> None:
-        """Let the ranks end after their next checkpoint if a node has come with which a larger number is usable."""
+        """Let the ranks end after their next checkpoint if enough nodes have come for a larger number."""
         present = group.present
         if not any(running < count <= len(present) for count in self._counts):
             return

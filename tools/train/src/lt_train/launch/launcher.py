@@ -256,7 +256,9 @@ def _report_finished(checkpointing: Checkpointing, reporting: Reporting) -> None
     note(f"{start}: up to date, {iteration} iterations are done")
     reports = manifest.Writer(reporting.plain)
     path = start if storage.is_remote(start) else os.path.abspath(start)
-    reports.write(manifest.Checkpoint(path, "megatron-dist", iteration, record.loss if record else None))
+    reports.write(
+        manifest.Checkpoint(path, checkpoint_layout.torch_dist_format(Path(start)), iteration, record.loss if record else None)
+    )
     reports.end()
 
 

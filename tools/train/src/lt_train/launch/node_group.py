@@ -126,7 +126,7 @@ class Leader:
         return [0, *sorted(self._members)]
 
     def poll(self) -> None:
-        """Accept nodes that have come, and read what the members report."""
+        """Accept nodes that have come, and read the members' reports."""
         with contextlib.suppress(BlockingIOError):
             while True:
                 connected, _ = self._listener.accept()
@@ -187,7 +187,7 @@ class Leader:
 
     @property
     def is_complete(self) -> bool:
-        """Whether the ranks of all other nodes in the present attempt have ended."""
+        """Whether the other nodes' ranks in the present attempt have ended."""
         return not self._running
 
     def stop(self) -> None:

@@ -1,4 +1,4 @@
-"""Find the numbers of nodes for which the batch and the layout of an elastic job divide among the ranks.
+"""Find the numbers of nodes that allow the batch and the layout of an elastic job.
 
 The number of nodes changes the data-parallel size. The global batch, the order of the samples and the learning rate schedule do
 not change, because these are counted in samples; only the rounding of sums changes. So --global-batch-size is required. If

@@ -71,8 +71,9 @@ class RankEnvironment:
     @classmethod
     def from_variables(cls, variables: Mapping[str, str]) -> Self:
         """Return the rank that lt-train describes with the result of `variables`."""
-        numbers = [int(variables[name]) for name in ("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "WORLD_SIZE")]
-        return cls(*numbers, variables["MASTER_ADDR"], int(variables["MASTER_PORT"]), "lt-train")
+        names = ("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "WORLD_SIZE", "MASTER_PORT")
+        rank, local_rank, local_world_size, world_size, port = (int(variables[name]) for name in names)
+        return cls(rank, local_rank, local_world_size, world_size, variables["MASTER_ADDR"], port, "lt-train")
 
     @property
     def is_mpi_on_one_machine(self) -> bool:

@@ -1,4 +1,4 @@
-"""Parse the numbers of nodes on which an elastic job may run. `lt_train.planner.node_counts` tells which of them work."""
+"""Parse the range of nodes for an elastic job. `lt_train.planner.node_counts` finds the usable numbers."""
 
 import re
 from typing import Any
