@@ -132,5 +132,5 @@ def test_the_secret_is_the_owners_alone(tmp_path: Path) -> None:
         run_secret.read(str(tmp_path), is_first=True, wait_seconds=0)
     path.rename(tmp_path / "elsewhere")
     path.symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(BadConfig, match="delete it"):
+    with pytest.raises(BadConfig, match="symbolic links"):
         run_secret.read(str(tmp_path), is_first=True, wait_seconds=0)

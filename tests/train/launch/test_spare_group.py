@@ -35,7 +35,7 @@ def test_without_a_common_step_nothing_is_fetched() -> None:
     ("options", "problem"),
     [
         (("--spare-nodes", "1"), "--spare-nodes without --max-restarts"),
-        (("--replicate-interval", "auto"), "--replicate-interval without --max-restarts"),
+        (("--replicate-interval", "auto", "--save", "run"), "--replicate-interval without --max-restarts"),
         (("--replicate-interval", "5", "--max-restarts", "1"), "--replicate-interval without --save"),
         (
             ("--spare-nodes", "1", "--max-restarts", "1", "--min-nodes", "1", "--global-batch-size", "2", "--save", "run"),
