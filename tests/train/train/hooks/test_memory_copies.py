@@ -41,7 +41,8 @@ def train(
     clock = [0.0]
     monkeypatch.setattr(memory_copies, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
     copier, state = Copier(clock, seconds), SimpleNamespace(iteration=0)
-    hook = MemoryCopies(copier, state, interval)  # type: ignore[arg-type]
+    lines: list[str] = []
+    hook = MemoryCopies(copier, state, interval, SimpleNamespace(line=lines.append))  # type: ignore[arg-type]
     result: Any = None
     for _ in range(steps):
         hook.before_step()
@@ -49,6 +50,8 @@ def train(
         clock[0] += 1.1 if copier.is_busy else 1.0
         state.iteration += 1
         hook.after_step(result, Reason.NONE)
+    hook.at_end(Reason.NONE)
+    assert f"copies in memory: {len(copier.at)} of 0.09 GiB on the first rank" in lines[0]
     return copier, clock[0] - steps
 
 

@@ -292,7 +292,7 @@ class Run:
         if self.local_saver and self.copies:
             hooks.append(LocalCheckpoints(self.local_saver, self.copies, checkpoints, state, watchdog))
         if self.copier:
-            hooks.append(MemoryCopies(self.copier, state, config.checkpointing.replicate_interval or 0))
+            hooks.append(MemoryCopies(self.copier, state, config.checkpointing.replicate_interval or 0, log))
         return hooks
 
     def _evaluation(self) -> Evaluation:

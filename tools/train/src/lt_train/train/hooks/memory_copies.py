@@ -10,6 +10,7 @@ from lt_train.train.hooks.hook import Hook
 if TYPE_CHECKING:
     from lt_train.checkpoint.memory.copier import Copier
     from lt_train.checkpoint.training_state import TrainingState
+    from lt_train.metrics.log import Log
     from lt_train.train.train_step import StepResult
 
 SHARE = 0.01
@@ -26,9 +27,10 @@ class MemoryCopies(Hook):
     All ranks copy the same steps: each says whether it is ready, and the maximum over the ranks decides.
     """
 
-    def __init__(self, copier: "Copier", state: "TrainingState", interval: int):
+    def __init__(self, copier: "Copier", state: "TrainingState", interval: int, log: "Log"):
         self.copier = copier
         self.state = state
+        self.log = log
         self.interval = interval
         self.copies = 0
         self.training_seconds = self.spent_seconds = 0.0
@@ -58,6 +60,13 @@ class MemoryCopies(Hook):
             self.copies += 1
             self._expected_seconds, self._present_seconds = self._present_seconds or self._expected_seconds, 0.0
             self._spend(self.copier.waited_seconds)
+
+    def at_end(self, stop: Reason) -> None:
+        share = self.spent_seconds / max(self.training_seconds, self.spent_seconds, 1e-9)
+        self.log.line(
+            f"  copies in memory: {self.copies} of {self.copier.size_bytes / 2**30:.2f} GiB on the first rank, which cost"
+            f" {self.spent_seconds:.2f} s, {share:.2%} of the training time"
+        )
 
     def _is_due(self, iteration: int) -> bool:
         if self.interval:
