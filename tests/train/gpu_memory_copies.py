@@ -5,7 +5,7 @@
     python tests/train/gpu_memory_copies.py --cpu          # two gloo ranks each and a tiny model
 
 Not a part of the test session, whose tests of the same (launch/test_spare_run.py) are on a CPU. Trains without copies, then with
-copies and a spare launcher on the second GPU, and kills the second launcher, with which its rank dies. Prints the mean step times,
+copies and a spare launcher on the second GPU, and kills the second launcher, with which its rank dies. Prints mean step times,
 the log's lines about the copies, the seconds from the death to the next step, and the largest difference of a loss. Ends with 1
 if the run did not come back from the copies, or a loss differs by more than rounding.
 """
