@@ -44,14 +44,17 @@ class TokenizerJson:
         return self._ids.get(token)
 
     def add_tokens(self, tokens: Iterable[Mapping[str, Any]]) -> None:
-        """Add tokens as the package does: one of the vocabulary keeps its id, another gets the next id, whatever it states."""
+        """Add tokens as tokenizers 0.22 and newer do: one of the vocabulary keeps its id, another gets the next id.
+
+        The next id follows the number of tokens in the vocabulary, not its highest id, and the ids that added tokens had before.
+        """
         following = max([self._model_size, *(number + 1 for number in self.added)])
         for token in tokens:
             text = token["content"]
             if not text:
                 continue
             number = self._ids.setdefault(text, following)
-            following = max(following, number + 1)
+            following += number == following
             self.added[number] = {"id": number, "content": text, **{flag: bool(token.get(flag)) for flag in FLAGS}}
         self.content["added_tokens"] = [token for _, token in sorted(self.added.items())]
 
