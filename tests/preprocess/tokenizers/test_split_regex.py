@@ -12,7 +12,10 @@ from tokenizers import Regex, pre_tokenizers
 from lt_preprocess.tokenizers import self_check, split_patterns, split_regex
 from lt_shared.console import Unavailable
 
-CHARACTERS = "'stremvldSTREMVLDkK\u017f\u212a \t\n\r\x0b\x1c\x85\xa0\u2028\u30001\u0663\xb2!<|>/_-^$]\\\xe9e\u0301\u4e2d\u3007\u3042\u3005\u01c5\u02b0\U0001f44d"
+CHARACTERS = (
+    "'stremvldSTREMVLDkK\u017f\u212a \t\n\r\x0b\x1c\x85\xa0\u2028\u30001\u0663\xb2!<|>/_-^$]\\\xe9e\u0301"
+    "\u4e2d\u3007\u3042\u3005\u01c5\u02b0\U0001f44d"
+)
 OTHERS = [
     r"[ab]+|\s?\S+|\s+",
     r"(?<=l)l|[\p{P}\p{S}]|\p{L}{2}|[^a\]\-]|(?>ab)x",

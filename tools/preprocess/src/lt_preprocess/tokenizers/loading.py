@@ -96,7 +96,7 @@ def _tokenizer_json(files: TokenizerFiles, parse: bool) -> Tokenizer:
 
 
 def _reference(files: TokenizerFiles, parse: bool, compiled: Tokenizer, vocabulary: Vocabulary) -> Tokenizer:
-    """The tokenizer that checks a compiled one: the tokenizers package's, or one in Python if the package cannot read the file."""
+    """The tokenizer that checks a compiled one: the tokenizers package's, or one in Python if the package refuses the file."""
     from lt_preprocess.tokenizers import layers, pattern_codes, reference_libraries
     from lt_preprocess.tokenizers.byte_level import Slow
     from lt_preprocess.tokenizers.tokenizers_package import Unreadable
