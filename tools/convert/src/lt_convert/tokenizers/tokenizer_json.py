@@ -37,7 +37,7 @@ class TokenizerJson:
         self.add_tokens(listed)
 
     def ids(self) -> dict[str, int]:
-        """The ids of all tokens, added ones included."""
+        """Every token with its id, added tokens included."""
         return dict(self._ids)
 
     def token_to_id(self, token: str) -> int | None:
@@ -154,7 +154,7 @@ def byte_level(add_prefix_space: bool = True, trim_offsets: bool = True, use_reg
 
 
 def split(regex: str) -> Part:
-    """Cut text into the matches of a pattern and what is between them."""
+    """Cut text into the matches of a pattern and the texts between them."""
     return {"type": "Split", "pattern": {"Regex": regex}, "behavior": "Isolated", "invert": False}
 
 

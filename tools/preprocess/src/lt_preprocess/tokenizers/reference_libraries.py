@@ -153,7 +153,7 @@ class HuggingFace(_Noting):
 
 
 def _tokens(path: Path, content: dict[str, Any], library: Library) -> tuple[dict[str, int], dict[int, dict[str, Any]]]:
-    """The ids of all tokens, and the added tokens by id.
+    """Every token with its id, and the added tokens by id.
 
     An id that the file states counts if the package has it; else the one that the package counts, by the order of the file.
     Versions count differently where the two disagree.

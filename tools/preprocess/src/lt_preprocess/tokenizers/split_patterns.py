@@ -77,7 +77,7 @@ def code(pattern: str | tuple[str, ...]) -> int:
 
 def spelling(code: int) -> str | tuple[str, ...]:
     """Return the first spelling of a compiled pattern, or sequence of patterns."""
-    return next(spelling for spelling, known in SPELLINGS.items() if known == code)
+    return next(spelling for spelling, pattern_code in SPELLINGS.items() if pattern_code == code)
 
 
 def _escaped(pattern: str) -> str:

@@ -15,7 +15,7 @@ from lt_shared.console import Unavailable
 Cut = Callable[[str], Iterable[str]]
 
 _LAST_POINT = 0x10FFFF
-# Escapes that mean the same in all engines, besides those of punctuation.
+# Escapes that mean the same in all engines, besides escaped punctuation.
 _PLAIN_ESCAPES = frozenset("rntf")
 _GROUPS = ("(?:", "(?i:", "(?=", "(?!", "(?<=", "(?<!", "(?>")
 _PROPERTY = re.compile(r"\\p\{(\w+)\}")
@@ -31,7 +31,7 @@ class _Untranslatable(Exception):
 def splitter(patterns: Iterable[str]) -> Cut:
     """Return what cuts a text by the patterns, one after the other; a text between matches is a piece, too.
 
-    Raises Unavailable for a pattern that needs the engine of another version of the tokenizers package.
+    Raises Unavailable for a pattern that only an older tokenizers package can cut by.
     """
     cuts = [_cut_by(pattern) for pattern in patterns]
 
@@ -141,7 +141,7 @@ def _literal(escape: str) -> str:
 
 
 def _character_class(content: str) -> str:
-    r"""Translate what is between the brackets. `A&&[^B]` becomes a look at B that must fail, then A."""
+    r"""Translate the content of brackets. `A&&[^B]` becomes a look at B that must fail, then A."""
     match = _INTERSECTION.search(content)
     if match:
         return f"(?:(?!{_character_class(match[1])}){_character_class(content[: match.start()])})"
@@ -171,9 +171,9 @@ def _named(names: Iterable[str]) -> Ranges:
     """The code points of properties. Case and kind of letters are known in pairs only: title with upper case, Lm with Lo."""
     remaining = set(names)
     ranges: list[tuple[int, int]] = []
-    for wanted, table in _tables():
-        if wanted <= remaining:
-            remaining -= wanted
+    for property_names, table in _tables():
+        if property_names <= remaining:
+            remaining -= property_names
             ranges += table
     if remaining:
         raise _Untranslatable(f"the property {', '.join(sorted(remaining))}")

@@ -52,7 +52,7 @@ class Library:
             self._token_of = lambda number: next(iter(self._tokenizer.decode_tokens([number])), None)
 
     def encode(self, texts: Sequence[str], subject: str = "a text") -> tuple[Ids, Lengths]:
-        """Return the ids of all texts and each text's number of ids. Raises BadData that names `subject`."""
+        """Return all texts' ids and each text's number of ids. Raises BadData that names `subject`."""
         with self._failures(f"its library cannot encode {subject}", BadData):
             encodings = self._encode_batch(list(texts), **self._options)
         if not encodings:
@@ -76,7 +76,7 @@ class Library:
         try:
             yield
         except (AttributeError, TypeError) as error:
-            # What the package lacks is no fault of the file.
+            # A function that the package lacks is no fault of the file.
             raise Unavailable(f"tokenizers {self._version} has not the functions of 0.20 to 1.0: {error}", _REMEDY) from None
         except BaseException as error:
             if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
