@@ -1,4 +1,4 @@
-"""Run megatron-core's own GPTModel on the CPU in processes of its own: save its checkpoints, load ours, compute logits.
+"""Run megatron-core's own GPTModel or HybridModel on the CPU in processes of its own: save and load checkpoints, compute logits.
 
     python megatron_model.py JOBS.json RANK WORLD_SIZE RENDEZVOUS_FILE
 
@@ -39,7 +39,7 @@ from megatron.core.transformer.moe import moe_utils  # noqa: E402
 from megatron.core.transformer.multi_latent_attention import MLASelfAttention  # noqa: E402
 from megatron.core.transformer.transformer_config import MLATransformerConfig, TransformerConfig  # noqa: E402
 
-from lt_shared.models import megatron_arguments  # noqa: E402
+from lt_shared.models import hybrid_pattern, megatron_arguments  # noqa: E402
 from lt_shared.models.architecture import Architecture  # noqa: E402
 from lt_shared.models.rope_scaling import YarnScaling  # noqa: E402
 
@@ -80,15 +80,26 @@ def without_transformer_engine() -> None:
 
 
 def build(
-    architecture: Architecture, padded_vocab_size: int, dtype: torch.dtype, stage: int | None = None, layers: Any = None
-) -> GPTModel:
-    """The part of a model that this rank has. `stage` is the virtual pipeline stage, None without; `layers` another spec."""
+    architecture: Architecture,
+    padded_vocab_size: int,
+    dtype: torch.dtype,
+    stage: int | None = None,
+    layers: Any = None,
+    hybrid: bool = False,
+) -> Any:
+    """The part of a model that this rank has. `stage` is the virtual pipeline stage, None without; `layers` another spec.
+
+    A GPTModel, or a `hybrid` HybridModel.
+    """
+    if hybrid:
+        # megatron-core 0.16 has none.
+        import hybrid_stack
     llama = architecture.family == "llama"
     pipelined = parallel_state.get_pipeline_model_parallel_world_size() > 1
     latent = {**megatron_arguments.to_arguments(architecture)} if architecture.latent_attention else {}
     kind = MLATransformerConfig if latent else TransformerConfig
     dense = architecture.moe_first_dense_layers
-    config = kind(
+    fields = dict(
         **{name: latent[name] for name in _OF_LATENT_ATTENTION if name in latent},
         moe_layer_freq=[0] * dense + [1] * (architecture.num_layers - dense) if dense else 1,
         moe_ffn_hidden_size=architecture.expert_size if architecture.num_experts else None,
@@ -125,7 +136,7 @@ def build(
         pipeline_model_parallel_size=parallel_state.get_pipeline_model_parallel_world_size(),
         virtual_pipeline_model_parallel_size=parallel_state.get_virtual_pipeline_model_parallel_world_size(),
         expert_model_parallel_size=parallel_state.get_expert_model_parallel_world_size(),
-        num_layers_in_first_pipeline_stage=2 if pipelined and stage is None else None,
+        num_layers_in_first_pipeline_stage=(4 if hybrid else 2) if pipelined and stage is None else None,
         masked_softmax_fusion=False,
         bias_activation_fusion=False,
         apply_rope_fusion=False,
@@ -133,6 +144,7 @@ def build(
         gradient_accumulation_fusion=False,
         **(_gpt_oss() if architecture.attention_sinks else {}),
     )
+    config = kind(**fields | (hybrid_stack.layer_fields(architecture) if hybrid else {}))
     scaling = architecture.rope_scaling
     last_stage = (config.virtual_pipeline_model_parallel_size or 1) - 1
     is_yarn = isinstance(scaling, YarnScaling) and not latent
@@ -140,7 +152,7 @@ def build(
         arguments = megatron_arguments.to_arguments(architecture)
         # GPTModel asks for them, and the configuration does not declare them.
         vars(config).update({name: value for name, value in arguments.items() if name.startswith("yarn_")})
-    if latent or dense:
+    if (latent or dense) and not hybrid:
         layers = get_gpt_decoder_block_spec(config, use_transformer_engine=False)
         if latent and latent["q_lora_rank"] is None:
             # The spec has a norm of the latent that queries do not have; megatron-core 0.19 refuses it.
@@ -148,24 +160,29 @@ def build(
                 layer.submodules.self_attention.submodules.q_layernorm = IdentityOp
     if latent:
         scaling = None
+    options: dict[str, Any] = {
+        "vocab_size": padded_vocab_size,
+        "max_sequence_length": architecture.max_position_embeddings,
+        "pre_process": parallel_state.is_pipeline_first_stage() and not stage,
+        "post_process": parallel_state.is_pipeline_last_stage() and stage in (None, last_stage),
+        "parallel_output": False,
+        "share_embeddings_and_output_weights": architecture.tie_embeddings,
+        "position_embedding_type": ("yarn" if is_yarn else "rope") if llama else "learned_absolute",
+        "rotary_base": int(architecture.rotary_base),
+        "rotary_percent": architecture.rotary_percent,
+        "rope_scaling": scaling is not None and not is_yarn,
+        "rope_scaling_factor": scaling.factor if scaling else 8.0,
+        "vp_stage": stage,
+    }
+    if hybrid:
+        return hybrid_stack.build(config, architecture, **options)
     return GPTModel(
         config=config,
         transformer_layer_spec=layers
         or get_gpt_layer_local_spec(
             num_experts=architecture.num_experts, qk_layernorm=architecture.qk_layernorm, normalization=config.normalization
         ),
-        vocab_size=padded_vocab_size,
-        max_sequence_length=architecture.max_position_embeddings,
-        pre_process=parallel_state.is_pipeline_first_stage() and not stage,
-        post_process=parallel_state.is_pipeline_last_stage() and stage in (None, last_stage),
-        parallel_output=False,
-        share_embeddings_and_output_weights=architecture.tie_embeddings,
-        position_embedding_type=("yarn" if is_yarn else "rope") if llama else "learned_absolute",
-        rotary_base=int(architecture.rotary_base),
-        rotary_percent=architecture.rotary_percent,
-        rope_scaling=scaling is not None and not is_yarn,
-        rope_scaling_factor=scaling.factor if scaling else 8.0,
-        vp_stage=stage,
+        **options,
     )
 
 
@@ -209,7 +226,10 @@ def save(model: GPTModel, job: dict[str, Any]) -> None:
         "optimizer.state.exp_avg.decoder.final_layernorm.weight", moment, (0, rank, torch.distributed.get_world_size())
     )
     state["rng"] = ShardedObject("rng_state", [torch.get_rng_state()], (1,), (0,), replica_id=rank)
-    arguments = megatron_arguments.to_arguments(architecture) | {
+    arguments = megatron_arguments.to_arguments(architecture)
+    if job.get("hybrid"):
+        arguments = hybrid_pattern.from_decoder(arguments, architecture)
+    arguments |= {
         "padded_vocab_size": job["padded_vocab_size"],
         "params_dtype": model.config.params_dtype,
         "attention_backend": model.config.attention_backend,
@@ -261,7 +281,8 @@ def run(job: dict[str, Any]) -> None:
     experts = {"expert_tensor_parallel_size": 1} if architecture.add_bias_linear else {}
     parallel_state.initialize_model_parallel(job.get("tensor_parallel", 1), job.get("pipeline_parallel", 1), **experts)
     megatron_random.model_parallel_cuda_manual_seed(1)
-    model = build(architecture, job["padded_vocab_size"], getattr(torch, job.get("dtype", "float32")))
+    dtype = getattr(torch, job.get("dtype", "float32"))
+    model = build(architecture, job["padded_vocab_size"], dtype, hybrid=job.get("hybrid", False))
     if "load" in job:
         load(model, job["load"])
     else:

@@ -1,8 +1,10 @@
-"""Train megatron-core's own GPTModel on the CPU with its DistributedOptimizer, and save one state in several of its forms.
+"""Train megatron-core's GPTModel or HybridModel on the CPU with its DistributedOptimizer; save one state in several of its forms.
 
     python megatron_optimizer.py JOBS.json RANK WORLD_SIZE RENDEZVOUS_FILE
 
 A job has an architecture, parallel sizes, and in `save` a directory for each form of the optimizer state (`dp_reshardable` ...).
+It may `load` a checkpoint after its steps, whose state is then saved: with `distributed` false, by optimizers that ranks do not
+share, whose form lt-convert writes.
 Gradients are drawn from the global name of a weight, so every rank has its part of the same ones; the steps are the optimizer's.
 """
 
@@ -39,7 +41,7 @@ from megatron.core.tensor_parallel import random as megatron_random  # noqa: E40
 from megatron.core.transformer.identity_op import IdentityOp  # noqa: E402
 from megatron.core.transformer.moe import moe_utils  # noqa: E402
 
-from lt_shared.models import megatron_arguments  # noqa: E402
+from lt_shared.models import hybrid_pattern, megatron_arguments  # noqa: E402
 from lt_shared.models.architecture import Architecture  # noqa: E402
 
 filesystem_async._results_queue = queue.Queue()
@@ -75,11 +77,13 @@ def chunks_of(job: dict[str, Any]) -> list[DistributedDataParallel]:
     stages = job.get("virtual_pipeline_parallel") or 1
     layers = fused_norms() if job.get("fused_norms") else None
     models = [
-        megatron_model.build(architecture, job["padded_vocab_size"], dtype, stage if stages > 1 else None, layers)
+        megatron_model.build(
+            architecture, job["padded_vocab_size"], dtype, stage if stages > 1 else None, layers, job.get("hybrid", False)
+        )
         for stage in range(stages)
     ]
     config = DistributedDataParallelConfig(
-        use_distributed_optimizer=True,
+        use_distributed_optimizer=job.get("distributed", True),
         grad_reduce_in_fp32=True,
         overlap_grad_reduce="bucket_size" in job,
         bucket_size=job.get("bucket_size"),
@@ -126,6 +130,18 @@ def save(chunks: list[DistributedDataParallel], optimizer: Any, form: str, direc
         write_configuration(chunks[0].module.config, Path(directory), job)
 
 
+def load(chunks: list[DistributedDataParallel], optimizer: Any, directory: str) -> None:
+    """Load weights and optimizer state."""
+    metadata = {"distrib_optim_sharding_type": "fully_reshardable", "chained_optim_avoid_prefix": True}
+    model = {f"model{number}": chunk.module.sharded_state_dict(metadata=metadata) for number, chunk in enumerate(chunks)}
+    moments = optimizer.sharded_state_dict(dict(model), is_loading=True, metadata=metadata)
+    loaded = dist_checkpointing.load({**model, "optimizer": moments}, directory)
+    for number, chunk in enumerate(chunks):
+        missing, unexpected = chunk.module.load_state_dict(loaded[f"model{number}"], strict=False)
+        assert not [key for key in (*missing, *unexpected) if "_extra_state" not in key], (missing, unexpected)
+    optimizer.load_state_dict(loaded["optimizer"])
+
+
 def save_as_fsdp(chunk: DistributedDataParallel, optimizer: Any, directory: str, job: dict[str, Any]) -> None:
     """The state dicts that Megatron-LM gives DCP for `--ckpt-format fsdp_dtensor`; Megatron-FSDP itself needs CUDA."""
     (inner,) = optimizer.chained_optimizers
@@ -166,7 +182,11 @@ def beside(chunks: list[DistributedDataParallel], job: dict[str, Any]) -> dict[s
     if job.get("trainer") == "bridge":
         return {"iteration": job["steps"], "checkpoint_version": 3.0}
     dtype = chunks[0].module.config.params_dtype
-    arguments = megatron_arguments.to_arguments(Architecture.from_record(job["architecture"])) | {
+    architecture = Architecture.from_record(job["architecture"])
+    arguments = megatron_arguments.to_arguments(architecture)
+    if job.get("hybrid"):
+        arguments = hybrid_pattern.from_decoder(arguments, architecture)
+    arguments |= {
         "padded_vocab_size": job["padded_vocab_size"],
         "params_dtype": dtype,
         "bf16": dtype == torch.bfloat16,
@@ -240,13 +260,19 @@ def run(job: dict[str, Any]) -> None:
     megatron_random.model_parallel_cuda_manual_seed(1)
     chunks = chunks_of(job)
     config = OptimizerConfig(
-        lr=1e-2, bf16=job.get("dtype", "bfloat16") == "bfloat16", use_distributed_optimizer=True, adam_beta2=0.95, clip_grad=0.0
+        lr=1e-2,
+        bf16=job.get("dtype", "bfloat16") == "bfloat16",
+        use_distributed_optimizer=job.get("distributed", True),
+        adam_beta2=0.95,
+        clip_grad=0.0,
     )
     optimizer = get_megatron_optimizer(config, chunks)
     for step in range(job["steps"]):
         for chunk in chunks:
             set_gradients(chunk, step)
         optimizer.step()
+    if "load" in job:
+        load(chunks, optimizer, job["load"])
     for form, directory in job["save"].items():
         if form == "fsdp_dtensor":
             save_as_fsdp(chunks[0], optimizer, directory, job)

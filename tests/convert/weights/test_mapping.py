@@ -25,8 +25,8 @@ from lt_convert.weights.mapping import (
     Model,
     Table,
     has_stacked_layers,
-    layer_with,
 )
+from lt_convert.weights.placeholders import layer_with
 from lt_convert.weights.tensor_names import abbreviated
 from lt_convert.weights.weight_ops import (
     OUTPUT_WEIGHT,
@@ -381,9 +381,9 @@ def test_layers_with_different_mixers() -> None:
     family = Family("mixed", lambda model: dict.fromkeys(names.values(), (2,)), {}, modules)
     expected = ["layers.0.latent_attention", "layers.1.attention", "layers.2.latent_attention"]
     assert list(family.canonical(Model(architecture, 2048))) == [f"{name}.weight" for name in expected]
-    assert sorted(family.extra_states(Model(architecture, 2048))) == [
+    assert sorted(family.extra_states(MEGATRON, Model(architecture, 2048))) == [
         f"decoder.{name}._extra_state/shard_0_1" for name in expected
     ]
-    assert not has_stacked_layers(architecture)
+    assert not has_stacked_layers(MEGATRON, architecture)
     vars(architecture)["mixers"] = {LATENT_ATTENTION: range(3)}
-    assert has_stacked_layers(architecture)
+    assert has_stacked_layers(MEGATRON, architecture)

@@ -2,7 +2,8 @@
 
 LT_FAULT is RANK:FUNCTION:TEXT:SIGNAL:TARGET, for example `0:rename:iter_0000004:SIGKILL:launcher`: before rank 0 calls os.rename
 with a path that contains the text, its launcher gets the signal; TARGET `rank` is the rank itself, also when its writer process
-calls the function. The name of an error, such as ENOSPC, is raised instead. Of os.fsync, the path is that of the open
+calls the function. The name of an error, such as ENOSPC, is raised instead; REGROUP waits until the launcher of an elastic run
+asks the ranks to end after their next checkpoint. Of os.fsync, the path is that of the open
 file; `python_open` is Python's own open. It happens once in each process. Several faults are separated by commas.
 """
 
@@ -38,6 +39,10 @@ def install(fault: str) -> None:
         path = os.readlink(f"/proc/self/fd/{arguments[0]}") if isinstance(arguments[0], int) else os.fspath(arguments[0])
         # A spare process may become the rank later.
         if os.environ.get("RANK") == rank and text in path and is_permitted():
+            if name == "REGROUP":
+                while not os.path.exists(os.environ["LT_TRAIN_REGROUP"]):
+                    time.sleep(0.05)
+                return original(*arguments, **options)
             if not name.startswith("SIG"):
                 raise OSError(getattr(errno, name), os.strerror(getattr(errno, name)), path)
             os.kill(victim, signal.Signals[name])

@@ -157,6 +157,20 @@ def check_configuration(content: bytes, path: str) -> None:
         raise BadData(f"{path}: stored with {backend!r}, read here is {SHARDED_BACKEND!r}")
 
 
+def torch_dist_format(directory: Path) -> str:
+    """Return lt-convert's name of the format of a torch_dist checkpoint, by the layers that it has."""
+    path = directory / ".metadata"
+    return "megatron-hybrid" if path.is_file() and has_hybrid_layers(path.read_bytes()) else "megatron-dist"
+
+
+def has_hybrid_layers(metadata: bytes) -> bool:
+    """Return whether the `.metadata` of a torch_dist checkpoint names the last norm of megatron-core's HybridModel.
+
+    GPTModel names it `decoder.final_layernorm`. The pickle has the names in plain text.
+    """
+    return b"decoder.final_norm." in metadata
+
+
 def damage(directory: Path) -> str | None:
     """Why a checkpoint directory cannot be loaded, or None when all its files are there with their sizes."""
     if not (directory / ".metadata").is_file():

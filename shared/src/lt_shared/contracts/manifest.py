@@ -99,7 +99,7 @@ class Dataset:
 
 @dataclasses.dataclass(frozen=True)
 class Checkpoint:
-    """One checkpoint directory, complete on disk. `format` is one of megatron-dist, megatron-legacy, torchtitan, hf."""
+    """One checkpoint directory, complete on disk. `format` is one of lt-convert's formats, such as megatron-dist or hf."""
 
     path: str
     format: str

@@ -24,6 +24,9 @@ STARTED = re.compile(
     run_log.TIMESTAMP + rb"started in (?P<seconds>[\d.]{1,20}) s, with iteration (?P<step>\d{1,15}): (?P<phases>[^;\r\n]{0,2000})"
 )
 STARTING = re.compile(run_log.TIMESTAMP + rb"starting since (?P<seconds>[\d.]{1,20}) s: (?P<phase>[^\r\n]{1,200})")
+NODES = re.compile(
+    run_log.TIMESTAMP + rb"continues on (?P<nodes>\d{1,9}) of (?P<all_nodes>\d{1,9}) node\(s\) from iteration (?P<step>\d{1,15})"
+)
 _PHASE = re.compile(rb"(?P<name>[^ ,][^,]{0,60}?) (?P<seconds>\d{1,15}\.\d{1,6})(?:, |\s*$)")
 
 
@@ -93,6 +96,20 @@ class Starting:
 
     def format(self, time: datetime.datetime | None = None) -> str:
         return f"  {run_log.stamp(time)}starting since {self.seconds:.2f} s: {self.phase}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Nodes:
+    """After `step` steps, a run that may lose nodes continues on `nodes` of its `all_nodes` nodes."""
+
+    nodes: int
+    all_nodes: int
+    step: int
+
+    NOTE = "nodes"
+
+    def format(self, time: datetime.datetime | None = None) -> str:
+        return f"  {run_log.stamp(time)}continues on {self.nodes} of {self.all_nodes} node(s) from iteration {self.step}"
 
 
 def phases(text: bytes) -> dict[str, float]:

@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 import torch
 from common_state import move_beside_the_tensors
+from stored_checkpoints import stored_values
 from torch.distributed import checkpoint
-from torch.distributed.checkpoint import FileSystemReader
-from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from lt_convert.commands import conversion
 from lt_convert.commands.conversion import Request
@@ -64,24 +63,12 @@ def convert(source: Path, to: str, destination: Path, **options: Any) -> Path:
     return Path(conversion.convert(Request(str(source), to, str(destination), **options)).path)
 
 
-def values(directory: Path) -> dict[str, torch.Tensor]:
-    """All tensors of a checkpoint, as torch reads them. megatron-core has two names for main weights."""
-    reader = FileSystemReader(directory)
-    tensors: dict[str, Any] = {
-        name: torch.full(tuple(entry.size), 7.0).to(entry.properties.dtype)
-        for name, entry in reader.read_metadata().state_dict_metadata.items()
-        if isinstance(entry, TensorStorageMetadata)
-    }
-    checkpoint.load(tensors, storage_reader=reader, no_dist=True)
-    return {name.replace("state.fp32_param.", "state.param."): tensor for name, tensor in tensors.items()}
-
-
 @pytest.mark.parametrize(
     ("name", "form"), [*((name, FLAT) for name in RUNS if name != "buckets"), *((name, GATHERED) for name in BOTH_FORMS)]
 )
 def test_state_is_that_of_megatron_core_bit_for_bit(stock: Path, name: str, form: str, tmp_path: Path) -> None:
-    converted = values(convert(stock / name / form / ITERATION, "megatron-dist", tmp_path / "run"))
-    expected = values(stock / name / PER_WEIGHT / ITERATION)
+    converted = stored_values(convert(stock / name / form / ITERATION, "megatron-dist", tmp_path / "run"))
+    expected = stored_values(stock / name / PER_WEIGHT / ITERATION)
     if name == "fp32":
         # The main weights of an fp32 model are its weights.
         expected = {key: tensor for key, tensor in expected.items() if "state.param." not in key}
@@ -91,8 +78,8 @@ def test_state_is_that_of_megatron_core_bit_for_bit(stock: Path, name: str, form
 
 
 def test_buckets_padded_before_their_ends(stock: Path, tmp_path: Path) -> None:
-    converted = values(convert(stock / "buckets" / FLAT / ITERATION, "megatron-dist", tmp_path / "run"))
-    expected = values(stock / "data" / PER_WEIGHT / ITERATION)
+    converted = stored_values(convert(stock / "buckets" / FLAT / ITERATION, "megatron-dist", tmp_path / "run"))
+    expected = stored_values(stock / "data" / PER_WEIGHT / ITERATION)
     assert all(torch.equal(tensor, converted[key]) for key, tensor in expected.items())
 
 
@@ -105,7 +92,7 @@ def test_a_state_that_megatron_core_shifted_is_refused(stock: Path, tmp_path: Pa
 def test_to_torchtitan_with_step_and_hyperparameters(stock: Path, tmp_path: Path) -> None:
     convert(stock / "tensor" / FLAT / ITERATION, "torchtitan", tmp_path / "titan")
     convert(stock / "tensor" / PER_WEIGHT / ITERATION, "torchtitan", tmp_path / "expected")
-    found, expected = values(tmp_path / "titan"), values(tmp_path / "expected")
+    found, expected = stored_values(tmp_path / "titan"), stored_values(tmp_path / "expected")
     assert found.keys() == expected.keys()
     assert all(torch.equal(tensor, found[key]) for key, tensor in expected.items())
     with Files() as files:
@@ -174,7 +161,7 @@ def test_fragments_of_older_versions(stock: Path, tmp_path: Path) -> None:
     source = shutil.copytree(stock / "tensor" / PER_WEIGHT / ITERATION, tmp_path / "source" / ITERATION)
     move_beside_the_tensors(source)
     older = tmp_path / ITERATION
-    tensors = values(source)
+    tensors = stored_values(source)
     for name, tensor in tensors.items():
         if name.startswith("optimizer.state."):
             layers = tensor.shape[0] if ".layers." in name else 1
@@ -191,6 +178,6 @@ def test_fragments_of_older_versions(stock: Path, tmp_path: Path) -> None:
         shutil.copy(source / file, older / file)
     convert(older, "torchtitan", tmp_path / "titan")
     convert(source, "torchtitan", tmp_path / "expected")
-    found, expected = values(tmp_path / "titan"), values(tmp_path / "expected")
+    found, expected = stored_values(tmp_path / "titan"), stored_values(tmp_path / "expected")
     assert found.keys() == expected.keys()
     assert all(torch.equal(tensor, found[key]) for key, tensor in expected.items())

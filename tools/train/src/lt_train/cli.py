@@ -90,9 +90,14 @@ def command(data: tuple[str, ...], dry_run: bool, as_json: bool, **options: Any)
     from lt_train.planner.resolve import resolve_run_config
 
     datasets = data_settings.training_datasets(tokenization.tokenize_text(data, options, dry_run), options)
-    config = resolve_run_config(streaming.length_options(options, datasets), datasets).started_by(sys.argv[1:])
+    options = streaming.length_options(options, datasets)
+
+    def resolve(nodes: int | None = None, ranks: int | None = None) -> RunConfig:
+        return resolve_run_config(options, datasets, nodes, ranks).started_by(sys.argv[1:])
+
+    config = resolve()
     if not dry_run:
-        return launcher.launch(config)
+        return launcher.launch(config, resolve)
     config = launcher.prepare(config)
     is_finished = resume.is_finished(config.checkpointing, config.batches.train_iters)
     return _show_plan(config, as_json, is_finished)

@@ -12,9 +12,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from lt_shared.console import BadConfig
+from lt_shared.models import hybrid_pattern
 from lt_shared.models.architecture import CLAMPED_SWIGLU_LIMIT, Architecture, LatentAttention
 from lt_shared.models.architecture.sizes import NEWER
 from lt_shared.models.megatron_arguments import known_fields, mup, rope
+from lt_shared.models.rope_scaling import RopeScaling
 
 PREFIX = "lt_"
 # transformers' DeepSeek models use this epsilon for the latents, whatever epsilon their other norms have.
@@ -90,6 +92,14 @@ def absent_in_megatron(architecture: Architecture) -> list[str]:
     return [*absent, *(f"{name} {getattr(architecture, name)}" for name in changed_fields)]
 
 
+def absent_in_hybrid_model(architecture: Architecture) -> list[str]:
+    """List the features that GPTModel has and HybridModel (megatron-core 0.19) would ignore."""
+    scaling = architecture.rope_scaling
+    if isinstance(scaling, RopeScaling) and rope.is_computable_by_megatron(scaling):
+        return [f"its RoPE scaling ({scaling})"]
+    return []
+
+
 def _features(architecture: Architecture) -> dict[str, Any]:
     """Return the arguments of the features that Llama lacks."""
     features = {name: getattr(architecture, name) for name in (*_FEATURES, *_WITHOUT_ARGUMENT)}
@@ -116,7 +126,11 @@ def _experts(architecture: Architecture) -> dict[str, Any]:
 
 
 def from_arguments(arguments: Mapping[str, Any], name: str) -> Architecture:
-    """The architecture of Megatron's arguments, as parsed values. Raises BadConfig for an unsupported model or a missing size."""
+    """The architecture of the arguments of GPTModel or HybridModel, as parsed values.
+
+    Raises BadConfig for an unsupported model or a missing size.
+    """
+    arguments = hybrid_pattern.to_decoder(arguments, name)
     known_fields.check(arguments, name)
     try:
         llama = rope.is_rotary(arguments, name)

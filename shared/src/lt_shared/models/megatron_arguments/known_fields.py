@@ -29,6 +29,7 @@ original_max_position_embeddings beta_fast beta_slow mscale mscale_all_dim yarn_
 yarn_original_max_position_embeddings yarn_beta_fast yarn_beta_slow yarn_mscale yarn_mscale_all_dim
 yarn_correction_range_round_to_int multi_latent_attention q_lora_rank kv_lora_rank qk_head_dim qk_pos_emb_head_dim v_head_dim
 use_mup mup_base_hidden_size mup_embedding_mult mup_output_mult mup_base_head_dim mup_attn_scale_power
+hybrid_layer_pattern hybrid_override_pattern
 """
 READ = frozenset(_READ_TEXT.split())
 
@@ -70,8 +71,6 @@ _SPEC_MODULES = ("megatron.core.", "megatron.bridge.", "nemo.collections.llm.", 
 _SPEC_NAMES = ("local", "default_layer_spec")
 _HYBRID = "would need a scan or an indexer, and is not supported"
 _HYBRIDS = {
-    "hybrid_override_pattern": "a state-space layer (Mamba)",
-    "hybrid_layer_pattern": "a state-space layer (Mamba)",
     **dict.fromkeys(("is_hybrid_model", "hybrid_attention_ratio", "hybrid_mlp_ratio"), "a state-space layer (Mamba)"),
     "linear_attention_freq": "linear attention",
     "experimental_attention_variant": "linear or sparse attention",

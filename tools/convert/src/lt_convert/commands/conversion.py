@@ -160,7 +160,7 @@ def _plan(request: Request, files: Files, reads_values: bool, part: Slice) -> Pl
         )
         raise UsageError(why, "drop --quantize")
     if target_format.warns_of_arguments:
-        megatron_args.warn_of_absent(source.model.architecture, directory)
+        megatron_args.warn_of_absent(source.model.architecture, directory, target_format.is_hybrid)
     if not request.optimizer or not target_format.has_optimizer:
         source = dataclasses.replace(source, optimizer=None)
     elif adamw_state.is_of_muon(source.left_out):

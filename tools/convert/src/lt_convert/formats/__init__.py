@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 class Format:
     """A checkpoint format; `name` is the value of --to and the `format` of a manifest.
 
-    `module` reads and writes it. `known_files` lists the files in a checkpoint; a conversion warns of all others.
+    `module` reads and writes it. `known_files` lists the files in a checkpoint; a conversion warns of any further file.
     """
 
     name: str
@@ -50,6 +50,8 @@ class Format:
     is_quantizable: bool = False
     # Whether Megatron's arguments are written, and a warning names the features that stock Megatron-LM has no argument for.
     warns_of_arguments: bool = False
+    # Whether the model is megatron-core's HybridModel.
+    is_hybrid: bool = False
 
     def _load(self) -> Any:
         """Import the module when it is first used: the command line lists all formats, and a conversion uses two."""
@@ -89,6 +91,16 @@ MEGATRON_DIST = Format(
     is_in_run=True,
     warns_of_arguments=True,
 )
+# Its files have the names of `megatron-dist`. The names of the tensors tell the two formats apart (`location.locate`).
+MEGATRON_HYBRID = Format(
+    "megatron-hybrid",
+    "megatron.hybrid",
+    known_files.MEGATRON_DIST,
+    has_optimizer=True,
+    is_in_run=True,
+    warns_of_arguments=True,
+    is_hybrid=True,
+)
 MEGATRON_LEGACY = Format(
     "megatron-legacy",
     "megatron.legacy",
@@ -123,6 +135,7 @@ OLMO_CORE = Format(
 _ALL = (
     HUGGINGFACE,
     MEGATRON_DIST,
+    MEGATRON_HYBRID,
     MEGATRON_LEGACY,
     TORCHTITAN,
     MEGATRON_FSDP,

@@ -19,14 +19,16 @@ class OptimizerState:
 
     `tensors` has "exp_avg" and "exp_avg_sq", and "param", the fp32 main weights, where Megatron stored them. `step` counts the
     updates; `hyperparameters` are those in use (lr, betas, eps ...). `tokens` is how many tokens were trained on, 0 when the
-    checkpoint does not say it. `problem` says why the state cannot be converted, and is empty when it can. `is_flat` says that
-    it was stored in flat buffers, which fit one pipeline and tensor parallel size.
+    checkpoint does not say it. `schedule` has the bounds of the learning rate and weight decay, which identify megatron-core's
+    groups, and is empty for other trainers' checkpoints. `problem` says why the state cannot be converted, and is empty
+    when it can. `is_flat` says that it was stored in flat buffers, which fit one pipeline and tensor parallel size.
     """
 
     tensors: Mapping[str, Mapping[str, Tensor]]
     step: int
     hyperparameters: Mapping[str, Any]
     tokens: int = 0
+    schedule: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     problem: str = ""
     is_flat: bool = False
 
@@ -42,7 +44,7 @@ class Source:
     ids; `generation` is the content of `generation_config.json`. `quantization` describes the storage of quantized weights;
     `tensors` have their values. `is_partial` says that files of the format are missing (an index, config.json), so that a
     conversion to the same format is useful. `beside` are files that are carried unchanged (model card, licence), `not_carried`
-    the names of all other files. `state_files` are files of training state that are left out. `averages` are the trained averages
+    the names of further files. `state_files` are files of training state that are left out. `averages` are the trained averages
     of the weights in float32, under the names of `tensors`; None for a checkpoint without them.
     """
 
@@ -76,7 +78,7 @@ class Source:
 
 @dataclasses.dataclass(frozen=True)
 class LegacyTarget:
-    """The parallel sizes and the layers for which a legacy checkpoint is written.
+    """The parallel sizes and the layers of a legacy checkpoint.
 
     Tensors are named as in TransformerEngine layers, Megatron-LM's default, or with `local_layers` as in its local layers.
     """

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 from lt_convert import formats
 from lt_convert.containers.dcp import METADATA
-from lt_convert.formats import FORMATS, MEGATRON_FSDP, OLMO_CORE, TORCHTITAN, olmo_core
+from lt_convert.formats import FORMATS, MEGATRON_DIST, MEGATRON_FSDP, MEGATRON_HYBRID, OLMO_CORE, TORCHTITAN, olmo_core
 from lt_convert.formats.checkpoint import Source
 from lt_convert.formats.directories import STEPS, listing, normalized
 from lt_convert.formats.huggingface import stored_weights
-from lt_convert.formats.megatron import fsdp, train_state
+from lt_convert.formats.megatron import fsdp, torch_dist, train_state
 from lt_convert.tensors.source_files import INCOMPLETE, Files
 from lt_shared.console import BadData, NoInput, warn
 from lt_shared.contracts import checkpoint_layout, manifest
@@ -100,6 +100,8 @@ def locate(argument: str, files: Files) -> tuple[str, str]:
     # TorchTitan and Megatron-FSDP have the same files; the names of the tensors tell them apart.
     if recognised == TORCHTITAN.name and METADATA in names and fsdp.is_stored(path, files):
         return path, MEGATRON_FSDP.name
+    if recognised == MEGATRON_DIST.name and torch_dist.is_hybrid(path, files):
+        return path, MEGATRON_HYBRID.name
     if recognised is None and any(name.endswith(".distcp") for name in names):
         raise BadData(f"{path}/.metadata: missing", "the checkpoint is incomplete: use another one or copy it again")
     if recognised is None:

@@ -1,6 +1,6 @@
 """Convert tensors between checkpoint formats with tables of invertible weight ops.
 
-Canonical names and shapes are Hugging Face's: per layer, unfused, unpadded. A format's table maps the rows of each of its tensors
+Canonical names and shapes are Hugging Face's: per layer, unfused, unpadded. A format's table maps the rows of every tensor
 to rows of canonical tensors. `Family.from_canonical` and `Family.to_canonical` apply the same table in both directions, so the
 two cannot disagree. A model family is a set of such tables (`lt_convert.weights.families`). The table of the Hugging Face
 format is the identity.
@@ -9,26 +9,25 @@ format is the identity.
 import dataclasses
 import functools
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Self
 
 from lt_convert.tensors.tensor import Tensor, assemble, zeros
+from lt_convert.weights import hybrid_layers
+from lt_convert.weights.placeholders import EXPERT, MTP, expanded, extra_states, is_layered, stands_for
 from lt_convert.weights.tensor_names import abbreviated
 from lt_convert.weights.weight_ops import OUTPUT_WEIGHT, Alias, OutputLayer, RowMapping, Rows, WeightOp
 from lt_shared.console import BadData, UsageError
 from lt_shared.models.architecture import Architecture
-from lt_shared.models.architecture.mixers import MIXERS
 
-LAYER, EXPERT = "{layer}", "{expert}"
-# Layers without and with experts, in a model that has both (`layer_with` names those with a mixer); a multi-token prediction
-# layer by its number behind the last layer, as in Hugging Face's names, and by its own, as in Megatron's.
-DENSE_LAYER, EXPERT_LAYER, MTP_LAYER, MTP = "{dense_layer}", "{expert_layer}", "{mtp_layer}", "{mtp}"
 PADDING = "padding."
 # Ends the name of a router's balancing bias: a buffer that the router counts tokens for, float32 in every model.
 BALANCING_BIAS = "e_score_correction_bias"
 # Names of tables: the format's, with a comma and what differs where a format has several. A legacy file has the tensor names of
 # TransformerEngine layers or of Megatron's local ones; TorchTitan renamed tensors in 2026.
 HF, MEGATRON, MEGATRON_TE, MEGATRON_LOCAL = "hf", "megatron-dist", "megatron-legacy", "megatron-legacy, local layers"
+# HybridModel's tensors in torch_dist; every family that GPTModel's table has gets one.
+MEGATRON_HYBRID = "megatron-hybrid"
 TORCHTITAN, TORCHTITAN_2025 = "torchtitan", "torchtitan, 2025"
 
 # Buffers in old files that RoPE computes when it is constructed. TorchTitan 0.1 stored complex numbers.
@@ -38,14 +37,6 @@ MAXIMUM_HEADS_OR_EXPERTS = 1_000_000
 
 Shape = tuple[int, ...]
 Table = Mapping[str, WeightOp]
-
-
-def layer_with(mixer: str) -> str:
-    """The placeholder for layers with one kind of mixer (`lt_shared.models.architecture.mixers`), if a model has several."""
-    return f"{{layer_with_{mixer}}}"
-
-
-_PLACEHOLDERS = (LAYER, DENSE_LAYER, EXPERT_LAYER, *map(layer_with, MIXERS))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,8 +85,8 @@ class Family:
 
     `shapes` gives the canonical tensors of an architecture by pattern, in the order of a Hugging Face file; `{layer}` and
     `{expert}` in a name stand for every layer and expert, the other placeholders above for some layers. `tables` are the tables
-    by format. `embedding` is the canonical name of the input embedding; Megatron pads its rows and those of the output layer.
-    `base_prefix` starts the names of all tensors but the output layer's (transformers' `base_model_prefix`); files saved from
+    by format. `embedding` is the canonical name of the input embedding; Megatron pads its rows and the output layer's rows.
+    `base_prefix` starts every tensor's name but the output layer's (transformers' `base_model_prefix`); files saved from
     the base model alone lack it. `buffers` matches names of buffers that some files have and every reader computes itself.
     `extra_state_modules` are Megatron's modules that store an `_extra_state`, modules of TransformerEngine layers included.
     `hf_prefixes` maps prefixes of names in a larger model's Hugging Face files to the language model's prefixes; `other_parts`
@@ -119,7 +110,7 @@ class Family:
         padding = model.padded_vocab_size - model.architecture.vocab_size
         patterns = self.shapes(model.architecture)
         result: dict[str, Shape] = {}
-        for name, pattern, _ in _expanded(patterns, model.architecture):
+        for name, pattern, _ in expanded(patterns, model.architecture):
             result[name] = patterns[pattern]
             if pattern in (self.embedding, OUTPUT_WEIGHT) and padding:
                 result[PADDING + name] = (padding, *patterns[pattern][1:])
@@ -141,6 +132,8 @@ class Family:
                 **self.repeated,
                 OUTPUT_WEIGHT: OutputLayer(Rows(OUTPUT_WEIGHT), Rows(self.embedding)),
             }
+        if name == MEGATRON_HYBRID and MEGATRON in self.tables:
+            return hybrid_layers.table(self.tables[MEGATRON])
         if name not in self.tables:
             requested, *formats = (table.partition(",")[0] for table in (name, HF, *self.tables))
             having = ", ".join(dict.fromkeys(formats))
@@ -156,7 +149,7 @@ class Family:
         canonical = self.canonical(model)
         ops = self.table(table, model.architecture)
         result: dict[str, Entry] = {}
-        for name, pattern, fill in _expanded(ops, model.architecture):
+        for name, pattern, fill in expanded(ops, model.architecture):
 
             def shape(canonical_pattern: str, fill: Callable[[str], str] = fill) -> Shape:
                 return canonical.get(fill(canonical_pattern).replace(EXPERT, "0"), (0,))
@@ -218,18 +211,22 @@ class Family:
         groups = _alternatives(self.entries(table, model), named).values()
         return [(other, named[other], named[names[0]]) for names in groups for other in names[1:]]
 
-    def extra_states(self, model: Model) -> list[str]:
+    def extra_states(self, table: str, model: Model) -> list[str]:
         """The `_extra_state` keys of a torch_dist checkpoint. Megatron does not load the model without them."""
         architecture = model.architecture
         layers, experts = architecture.num_layers, architecture.num_experts
+        modules: Iterable[str] = self.extra_state_modules
+        if table == MEGATRON_HYBRID:
+            # HybridModel stores the output layer's, GPTModel does not.
+            modules = (*map(hybrid_layers.module, modules), "output_layer")
         keys = []
-        for module in self.extra_state_modules:
-            if MTP in module or not has_stacked_layers(architecture):
+        for module in modules:
+            if MTP in module or not has_stacked_layers(table, architecture):
                 shards = range(experts or 0) if EXPERT in module else (0,)
-                named = _expanded([module.replace(f".{EXPERT}", "")], architecture)
+                named = expanded([module.replace(f".{EXPERT}", "")], architecture)
                 keys += [f"{name}._extra_state/shard_{shard}_{len(shards)}" for name, _, _ in named for shard in shards]
-            elif not _is_layered(module) or any(placeholder in module for placeholder in _numbers(0, architecture)):
-                keys += _extra_states(module, layers, experts or 0)
+            elif not is_layered(module) or stands_for(module, 0, architecture):
+                keys += extra_states(module, layers, experts or 0)
         return keys
 
     def operations(self, source: str, target: str, model: Model) -> dict[str, str]:
@@ -277,60 +274,9 @@ def is_balancing_bias(name: str) -> bool:
     return name.endswith(BALANCING_BIAS)
 
 
-def _expanded(patterns: Iterable[str], architecture: Architecture) -> Iterator[tuple[str, str, Callable[[str], str]]]:
-    """(name, pattern, function that fills in the pattern's numbers); the patterns with layers in them layer by layer."""
-    patterns = list(patterns)
-    layered = [pattern for pattern in patterns if _is_layered(pattern)]
-    first = patterns.index(layered[0]) if layered else len(patterns)
-    yield from ((pattern, pattern, str) for pattern in patterns[:first])
-    for layer in range(architecture.num_layers + architecture.mtp_num_layers):
-        numbers = _numbers(layer, architecture)
-
-        # A layer of DeepSeek-V3 has 256 experts, whose names differ in one number.
-        @functools.cache
-        def fill_layer(text: str, numbers: dict[str, int] = numbers) -> str:
-            for placeholder, number in numbers.items():
-                text = text.replace(placeholder, str(number))
-            return text
-
-        for pattern in layered:
-            if not any(placeholder in pattern for placeholder in numbers):
-                continue
-            for expert in range(architecture.num_experts or 0) if EXPERT in pattern else (None,):
-
-                def fill(text: str, fill_layer: Callable[[str], str] = fill_layer, expert: int | None = expert) -> str:
-                    text = fill_layer(text)
-                    return text if expert is None else text.replace(EXPERT, str(expert))
-
-                yield fill(pattern), pattern, fill
-    yield from ((pattern, pattern, str) for pattern in patterns[first:] if not _is_layered(pattern))
-
-
-def has_stacked_layers(architecture: Architecture) -> bool:
-    """Whether torch_dist stacks a weight's layers under one key: as megatron-core does where all layers are alike."""
-    return len(architecture.layer_kinds) == 1
-
-
-def _extra_states(module: str, layers: int, experts: int) -> list[str]:
-    name = module
-    for placeholder in (*_PLACEHOLDERS, EXPERT):
-        name = name.replace(f".{placeholder}", "")
-    key = f"{name}._extra_state/shard_"
-    if EXPERT in module:
-        return [f"{key}{layer}.{expert}_{layers}.{experts}" for layer in range(layers) for expert in range(experts)]
-    return [f"{key}{layer}_{layers}" for layer in range(layers)] if _is_layered(module) else [f"{key}0_1"]
-
-
-def _is_layered(pattern: str) -> bool:
-    return any(placeholder in pattern for placeholder in (*_PLACEHOLDERS, MTP_LAYER, MTP))
-
-
-def _numbers(layer: int, architecture: Architecture) -> dict[str, int]:
-    """The placeholders that stand for this layer, with the numbers that they become."""
-    if layer >= architecture.num_layers:
-        return {MTP_LAYER: layer, MTP: layer - architecture.num_layers}
-    mlp = EXPERT_LAYER if architecture.has_experts(layer) else DENSE_LAYER
-    return dict.fromkeys((LAYER, mlp, layer_with(architecture.mixer(layer))), layer)
+def has_stacked_layers(table: str, architecture: Architecture) -> bool:
+    """Whether torch_dist stacks a weight's layers under one key: as GPTModel does where all layers are alike."""
+    return table != MEGATRON_HYBRID and len(architecture.layer_kinds) == 1
 
 
 def _alternatives(entries: Mapping[str, Entry], tensors: Mapping[str, Tensor]) -> dict[tuple[RowMapping, ...], list[str]]:

@@ -84,6 +84,7 @@ NOTES = (
     recovery_notes.Recovery.NOTE,
     recovery_notes.Started.NOTE,
     recovery_notes.Starting.NOTE,
+    recovery_notes.Nodes.NOTE,
 )
 
 _REQUIRED: dict[str, tuple[str, ...]] = {

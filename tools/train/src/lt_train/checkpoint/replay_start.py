@@ -57,7 +57,7 @@ def replay_config(
     replayed = dataclasses.replace(
         changed,
         checkpointing=_without_saving(changed.checkpointing, last, checkpoint),
-        faults=dataclasses.replace(changed.faults, max_restarts=0),
+        faults=dataclasses.replace(changed.faults, max_restarts=0, min_nodes=None),
         reporting=_without_reports(changed.reporting),
         data=_with_index_cache(changed.data, run),
         replay=Replay(run, first, last, allowed, why, as_json),

@@ -52,7 +52,6 @@ from lt_train.process import agreement, device, run_files, signals
 from lt_train.process.failure_report import is_echo
 from lt_train.process.interruption import Echo
 
-FORMAT = "megatron-dist"
 # Returns a context for work that may take longer than a step.
 Slow = Callable[[], contextlib.AbstractContextManager[Any]]
 # Retries per save interval when the disk has no room for a checkpoint.
@@ -345,7 +344,9 @@ class Saver:
         saved = CheckpointSaved(iteration, str(self.config.checkpointing.save), datetime.datetime.now())
         self.log.line(saved.format(), brief=())
         seconds = time.monotonic() - save.started
-        self.log.checkpoint(Checkpoint(path, FORMAT, iteration, save.record.loss), save.waited_seconds, seconds)
+        is_hybrid = self.config.checkpointing.saves_hybrid_layers(self.state.is_hybrid)
+        checkpoint = Checkpoint(path, "megatron-hybrid" if is_hybrid else "megatron-dist", iteration, save.record.loss)
+        self.log.checkpoint(checkpoint, save.waited_seconds, seconds)
         if self.url and self.is_publisher:
             remote_run.send_log(self.run, self.url)
 

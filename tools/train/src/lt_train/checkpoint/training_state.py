@@ -7,18 +7,14 @@ or without the distributed optimizer. Megatron-LM's loader finds everything that
 import argparse
 import contextlib
 import dataclasses
-import random
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from megatron.core import dist_checkpointing, parallel_state
-from megatron.core.dist_checkpointing.mapping import ShardedObject
+from megatron.core import dist_checkpointing
 from megatron.core.dist_checkpointing.validation import StrictHandling
 from megatron.core.optimizer.optimizer import MegatronOptimizer
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
-from megatron.core.tensor_parallel import get_cuda_rng_tracker
 
 from lt_shared import version_of
 from lt_shared.console import BadConfig, BadData, note, warn
@@ -26,7 +22,7 @@ from lt_shared.contracts import checkpoint_layout
 from lt_shared.contracts.checkpoint_layout import RunRecord
 from lt_shared.files.checksums import DAMAGED
 from lt_shared.models.architecture import Architecture
-from lt_train.checkpoint import optimizer_state, resume
+from lt_train.checkpoint import hybrid_layout, optimizer_state, random_state, resume
 from lt_train.checkpoint.in_place import fill_whole, merge_in_place
 from lt_train.checkpoint.object_reader import known_objects_only
 from lt_train.checkpoint.optimizer_state import Kind
@@ -38,8 +34,6 @@ from lt_train.config.settings.batches import Batches
 from lt_train.config.settings.checkpointing import Checkpointing
 from lt_train.config.settings.data import changes_of_order
 from lt_train.config.settings.data_schedule import Schedule
-from lt_train.config.settings.layers import Layers
-from lt_train.config.settings.parallelism import Parallelism
 from lt_train.kernels import split_master_weights
 from lt_train.kernels.split_master_weights import Joined
 from lt_train.metrics.unlogged import Unlogged
@@ -47,7 +41,6 @@ from lt_train.models.chunks import checkpoint_module
 from lt_train.optim.optimizer import create_state, float32_masters, separate_steps, take_masters
 from lt_train.optim.weight_average import WeightAverage
 from lt_train.parallel.ddp import Chunk, gather_weights, gathered_weights
-from lt_train.process import device
 
 CHECKPOINT_VERSION = 3.0
 # megatron-core's messages when the checkpoint has another kind of optimizer.
@@ -59,7 +52,6 @@ CONTENT_METADATA = {
     "singleton_local_shards": False,
     "chained_optim_avoid_prefix": True,
 }
-_RNG_STATE_KEY = "rng_state"
 
 
 @dataclasses.dataclass
@@ -68,7 +60,8 @@ class TrainingState:
 
     `unlogged` are the steps since the last log line, so that a resumed run logs the same line. `ordered_samples` are
     the numbers of samples that were put into an order, several if the run has become longer, none if unknown.
-    `average` is None unless the run averages its weights.
+    `average` is None unless the run averages its weights. `is_hybrid` says that the checkpoint that was loaded has the layers of
+    megatron-core's HybridModel.
     """
 
     chunks: list[Chunk]
@@ -79,6 +72,7 @@ class TrainingState:
     unlogged: Unlogged = dataclasses.field(default_factory=Unlogged)
     ordered_samples: tuple[int, ...] = ()
     average: WeightAverage | None = None
+    is_hybrid: bool = False
 
     def create_optimizer_state(self, averages: bool = True) -> None:
         """Create the optimizer's state, and the average if `averages`. What exists stays."""
@@ -114,14 +108,20 @@ class TrainingState:
 def content(config: RunConfig, state: TrainingState, joined: Joined = split_master_weights.joined) -> dict[str, Any]:
     """Collect `state` under the names that Megatron-LM's loader reads. The last three names are lt-train's."""
     settings, batches = config.checkpointing, config.batches
+    is_hybrid = settings.saves_hybrid_layers(state.is_hybrid)
     progress = {"iteration": state.iteration, "consumed_train_samples": state.consumed_samples}
     with gathered_weights(state.chunks):
         model = state.sharded_model()
     optimizer = {} if settings.no_save_optim else {"optimizer": state.sharded_optimizer(model, False, joined)}
-    generators = {} if settings.no_save_rng else {_RNG_STATE_KEY: _sharded_rng_state()}
+    generators = {} if settings.no_save_rng else {random_state.KEY: random_state.sharded()}
+    if is_hybrid:
+        for part in model.values():
+            hybrid_layout.add_extra_state(part)
+        hybrid_layout.name_layers(model)
+        hybrid_layout.name_layers(optimizer)
     tokens = config.tokens(state.consumed_samples)
     common = {
-        "args": argparse.Namespace(**megatron_arguments.run_arguments(config), **progress),
+        "args": argparse.Namespace(**megatron_arguments.run_arguments(config, is_hybrid), **progress),
         "checkpoint_version": CHECKPOINT_VERSION,
         "iteration": state.iteration,
         "num_floating_point_operations_so_far": tokens * config.architecture.flops_per_token(batches.seq_length),
@@ -178,18 +178,18 @@ def load(
     with known_objects_only(directory, config.checkpointing.verify, replicas), fetching or contextlib.nullcontext():
         settings = config.checkpointing
         iteration = checkpoint_layout.iteration_of(directory)
+        state.is_hybrid = hybrid_layout.has_hybrid_layers(directory)
         saved = RunRecord.read(directory) if (directory / checkpoint_layout.RECORD).is_file() else None
         common = dist_checkpointing.load_common_state_dict(str(directory)) if saved is None else None
         if common is not None:
             _check_unrecorded(directory, common, config.architecture, settings)
         if iteration is None or (settings.finetune and not settings.continues):
-            _load_weights(state, _read(state.sharded_model(), directory))
+            _load_weights(state, _read(state.sharded_model(), directory, state.is_hybrid))
             state.optimizer.reload_model_params()
             return
         if settings.no_load_optim and not settings.continues:
-            loaded = _read(
-                state.sharded_model() | _random_state(config.layers, config.checkpointing, config.parallelism), directory
-            )
+            request = state.sharded_model() | random_state.request(config.layers, config.checkpointing, config.parallelism)
+            loaded = _read(request, directory, state.is_hybrid)
             _load_weights(state, loaded)
             state.optimizer.reload_model_params()
         else:
@@ -201,8 +201,8 @@ def load(
         if torch.distributed.get_rank() == 0:
             _warn_of_changes(arguments, megatron_arguments.run_arguments(config), state.consumed_samples)
             _tell_of_average(config.optimization.ema_decay, saved.ema_decay if saved else None)
-        if _RNG_STATE_KEY in loaded:
-            _restore_rng_state(loaded[_RNG_STATE_KEY], next(state.chunks[0].parameters()).device)
+        if random_state.KEY in loaded:
+            random_state.restore(loaded[random_state.KEY], next(state.chunks[0].parameters()).device)
 
 
 def _load_with_optimizer(directory: Path, config: RunConfig, state: TrainingState, saved: RunRecord | None) -> dict[str, Any]:
@@ -214,17 +214,19 @@ def _load_with_optimizer(directory: Path, config: RunConfig, state: TrainingStat
     present = Kind(config.shards_optimizer, config.precision.dtype)
     theirs = present if saved is None else Kind(bool(saved.distributed_optimizer), saved.dtype)
     if theirs == present:
-        loaded = _read(sharded | _random_state(config.layers, config.checkpointing, config.parallelism), directory)
+        request = sharded | random_state.request(config.layers, config.checkpointing, config.parallelism)
+        loaded = _read(request, directory, state.is_hybrid)
         _load_weights(state, loaded)
         optimizer = loaded["optimizer"]
         optimizer_state.count_as_torch(optimizer)
     else:
         model_request, optimizer_request = optimizer_state.requests(sharded, theirs, present)
-        loaded = _read(model_request | _random_state(config.layers, config.checkpointing, config.parallelism), directory)
+        request = model_request | random_state.request(config.layers, config.checkpointing, config.parallelism)
+        loaded = _read(request, directory, state.is_hybrid)
         # The optimizer's fp32 weights may be the model's weights themselves. Read them last, because the loaded model weights may
         # be rounded.
         _load_weights(state, loaded)
-        optimizer = optimizer_state.assemble(sharded, _read(optimizer_request, directory))
+        optimizer = optimizer_state.assemble(sharded, _read(optimizer_request, directory, state.is_hybrid))
     if config.optimization.optimizer == "muon":
         optimizer_state.complete(optimizer)
     optimizer_state.take_schedule(optimizer, state.optimizer.param_groups)
@@ -264,22 +266,6 @@ def _check_sharding(directory: Path, common: dict[str, Any]) -> None:
             f"{directory}: its optimizer state is {sharding}, which fits one layout only",
             "save it with Megatron-LM's --dist-ckpt-optim-fully-reshardable, or add --no-load-optim",
         )
-
-
-def _random_state(layers: Layers, settings: Checkpointing, parallel: Parallelism) -> dict[str, Any]:
-    """Request the state of dropout's generators if the model has dropout and the checkpoint has the same layout of ranks."""
-    if not (layers.hidden_dropout or layers.attention_dropout) or (settings.no_load_rng and not settings.continues):
-        return {}
-    common = dist_checkpointing.load_common_state_dict(str(settings.start))
-    stored_arguments = common.get("args", argparse.Namespace())
-    sizes = (parallel.tensor, parallel.pipeline)
-    same = (
-        getattr(stored_arguments, "tensor_model_parallel_size", 0),
-        getattr(stored_arguments, "pipeline_model_parallel_size", 0),
-    ) == sizes
-    if not same or getattr(stored_arguments, "no_save_rng", False):
-        return {}
-    return {_RNG_STATE_KEY: _sharded_rng_state()}
 
 
 def _restore_progress(
@@ -332,9 +318,14 @@ def _ordered_samples(stored: Any, arguments: dict[str, Any]) -> tuple[int, ...]:
     return tuple(map(int, lengths)) if isinstance(lengths, list | tuple) else (int(lengths),) if lengths else ()
 
 
-def _read(sharded: dict[str, Any], directory: Path) -> dict[str, Any]:
-    """Read the tensors that `sharded` requests. megatron-core's `_extra_state` placeholders may be missing: they are empty."""
+def _read(sharded: dict[str, Any], directory: Path, is_hybrid: bool) -> dict[str, Any]:
+    """Read the tensors that `sharded` requests. megatron-core's `_extra_state` placeholders may be missing: they are empty.
+
+    `is_hybrid`: the checkpoint has the layers of HybridModel.
+    """
     merge_in_place(sharded)
+    if is_hybrid:
+        hybrid_layout.name_layers(sharded)
     loaded: dict[str, Any]
     try:
         loaded, _, absent = dist_checkpointing.load(sharded, str(directory), strict=StrictHandling.RETURN_UNEXPECTED)
@@ -360,36 +351,3 @@ def _load_weights(state: TrainingState, loaded: dict[str, Any]) -> None:
         problems += [key for key in (*missing, *unexpected) if not key.endswith("_extra_state")]
     if problems:
         raise BadData(f"the checkpoint does not fit the model: {', '.join(problems[:5])}")
-
-
-def _sharded_rng_state() -> ShardedObject:
-    """Return the state of this rank's random generators of dropout, to save it, or to request a saved state in its place.
-
-    It has Megatron's form: an object per tensor-parallel and pipeline rank. Data-parallel ranks draw alike, so they share an
-    object. The state fits a resume with the same tensor and pipeline parallel sizes. With other sizes, dropout starts again from
-    the seed: the numbers are as random, but not the same.
-    """
-    states = {
-        "random_rng_state": random.getstate(),
-        "np_rng_state": np.random.get_state(),
-        "torch_rng_state": torch.get_rng_state(),
-        "cuda_rng_state": torch.cuda.get_rng_state(),
-        "rng_tracker_states": get_cuda_rng_tracker().get_states(),
-    }
-    return ShardedObject(
-        _RNG_STATE_KEY,
-        [states],
-        (parallel_state.get_pipeline_model_parallel_world_size(), parallel_state.get_tensor_model_parallel_world_size()),
-        (parallel_state.get_pipeline_model_parallel_rank(), parallel_state.get_tensor_model_parallel_rank()),
-        replica_id=parallel_state.get_data_parallel_rank(with_context_parallel=True),
-    )
-
-
-def _restore_rng_state(saved: list[dict[str, Any]], target_device: torch.device) -> None:
-    (states,) = saved
-    random.setstate(states["random_rng_state"])
-    np.random.set_state(states["np_rng_state"])
-    torch.set_rng_state(states["torch_rng_state"])
-    if target_device.type == device.CUDA:
-        torch.cuda.set_rng_state(states["cuda_rng_state"], target_device)
-    get_cuda_rng_tracker().set_states(states["rng_tracker_states"])

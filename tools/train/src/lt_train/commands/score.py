@@ -155,6 +155,7 @@ def _scoring_configs(
         "profile": False,
         "record_memory_history": False,
         "max_restarts": 0,
+        "min_nodes": None,
     }
     if not attempt.phases:
         return [(resolve_run_config(options | scoring_options, datasets), numbers)]

@@ -140,6 +140,7 @@ CHECKS: tuple[Check, ...] = (
     (("data", "architecture"), lambda read, architecture: data.check(read, architecture.vocab_size)),
     (("data", "schedule", "batches"), lambda read, phases, sizes: data.check_packed(read, phases, sizes.seq_length)),
     (("checkpointing",), checkpointing.check),
+    (("checkpointing", "architecture"), checkpointing.check_layout),
     (
         ("optimization", "checkpointing", "data"),
         lambda updates, saving, read: optimization.check_average(updates, saving, read.validation_names),

@@ -86,10 +86,14 @@ def planned_cluster(options: dict[str, Any]) -> Cluster | None:
     return Cluster(GPUS[gpu], options["nodes"], options["gpus_per_node"]) if gpu else None
 
 
-def local_cluster(device_type: str, world_size: int) -> Cluster:
-    """Return the nodes of this run, assuming that all are equal. `device_type` is a resolved device."""
-    rank, node = rank_environment.find(), rank_environment.find_node()
-    nodes = max(1, world_size // rank.local_world_size) if rank else node.nodes if node else 1
+def local_cluster(device_type: str, world_size: int, nodes: int | None = None) -> Cluster:
+    """Return the nodes of this run, assuming that all are equal. `device_type` is a resolved device.
+
+    `nodes` is by default the number of nodes that the launcher has started.
+    """
+    if nodes is None:
+        rank, node = rank_environment.find(), rank_environment.find_node()
+        nodes = max(1, world_size // rank.local_world_size) if rank else node.nodes if node else 1
     ranks_per_node = world_size // nodes
     if device_type == device.CPU:
         return Cluster(Gpu("cpu", device.host_memory() // ranks_per_node, None), nodes, ranks_per_node)

@@ -53,18 +53,29 @@ class Draft:
         return None if self.failures else RunConfig(**self.parts)
 
 
-def assemble(options: dict[str, Any], datasets: tuple[Dataset, ...], planned: cluster.Cluster | None = None) -> RunConfig:
+def assemble(
+    options: dict[str, Any],
+    datasets: tuple[Dataset, ...],
+    planned: cluster.Cluster | None = None,
+    world_size: int | None = None,
+) -> RunConfig:
     """Resolve the configuration without comparing its parts; `planned` is a GPU cluster elsewhere.
 
-    Raises UsageError or BadConfig for the first part that fails to resolve.
+    `world_size` is by default the number of ranks that the launcher has started, or that lt-train starts. Raises UsageError or
+    BadConfig for the first part that fails to resolve.
     """
-    resolved = draft(options, datasets, planned)
+    resolved = draft(options, datasets, planned, world_size)
     for failure in resolved.failures:
         raise failure
     return RunConfig(**resolved.parts)
 
 
-def draft(options: dict[str, Any], datasets: tuple[Dataset, ...], planned: cluster.Cluster | None = None) -> Draft:
+def draft(
+    options: dict[str, Any],
+    datasets: tuple[Dataset, ...],
+    planned: cluster.Cluster | None = None,
+    world_size: int | None = None,
+) -> Draft:
     """Resolve every settings group; collect errors instead of raising."""
     failures: list[ToolError] = []
     placeholders: set[str] = set()
@@ -85,7 +96,7 @@ def draft(options: dict[str, Any], datasets: tuple[Dataset, ...], planned: clust
 
     def parallel(architecture: Architecture) -> Parallelism:
         device_type = device.CUDA if planned else device.resolve_device(options["device"])
-        return parallelism.resolve_parallelism(options, architecture, device_type, planned.ranks if planned else None)
+        return parallelism.resolve_parallelism(options, architecture, device_type, planned.ranks if planned else world_size)
 
     def sizes(architecture: Architecture, layout: Parallelism) -> Batches:
         resolved = batches.resolve_batches(options, architecture, layout)

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from lt_shared.models import hybrid_pattern
 from lt_shared.models.megatron_arguments import to_arguments
 from lt_train.config.run_config import RunConfig
 from lt_train.config.settings.data import Data, blend_words
@@ -57,10 +58,13 @@ SCHEDULE_LENGTHS = (UpdateArgument("lr_warmup_samples"), UpdateArgument("lr_deca
 WSD_ARGUMENTS = (UpdateArgument("lr_wsd_decay_style"), UpdateArgument("lr_wsd_decay_samples"))
 
 
-def run_arguments(config: RunConfig) -> dict[str, Any]:
-    """Return the run's settings under Megatron's argument names."""
+def run_arguments(config: RunConfig, hybrid: bool = False) -> dict[str, Any]:
+    """Return the run's settings under Megatron's argument names, of GPTModel or of a `hybrid` HybridModel."""
     optimization, parallel, precision = config.optimization, config.parallelism, config.precision
-    return to_arguments(config.architecture) | {
+    architecture_arguments = to_arguments(config.architecture)
+    if hybrid:
+        architecture_arguments = hybrid_pattern.from_decoder(architecture_arguments, config.architecture)
+    return architecture_arguments | {
         "padded_vocab_size": config.padded_vocab_size,
         "make_vocab_size_divisible_by": VOCABULARY_MULTIPLE,
         "seq_length": config.batches.seq_length,

@@ -1,4 +1,4 @@
-"""Translate the command line of Megatron-LM's pretrain_gpt.py. Most options have the same name in lt-train.
+"""Translate the command line of Megatron-LM's pretrain_gpt.py or pretrain_hybrid.py. Most options are named as in lt-train.
 
 Some defaults differ: Megatron-LM has a dropout of 0.1, linear decay to zero and another beta2. They are carried over, too,
 because the same command should train the same model.
@@ -15,7 +15,7 @@ from lt_train.importers import evaluation, megatron_latents, muon
 from lt_train.importers.effects import Effect
 from lt_train.importers.layer_style import EVERYTHING, SEES_EVERYTHING, complete, drop_stored_otherwise
 from lt_train.importers.ledger import Ledger, Translation, accepted, expected, options
-from lt_train.importers.megatron import initialization, mindspeed, start, switches
+from lt_train.importers.megatron import hybrid_model, initialization, mindspeed, start, switches
 from lt_train.importers.megatron.recomputation import carry_recompute_modules
 from lt_train.importers.megatron_flags import PATHS_AND_REPORTS, effect_of_flag, loss_of_flag
 from lt_train.importers.megatron_script import command_in, sourced_option_files, variables_to_set
@@ -123,6 +123,7 @@ def translate_command(command: ShellCommand, source: str = SOURCE) -> Translatio
         _drop_unknown(ledger, key, command)
     for file in sourced_option_files(command):
         ledger.drop_value(f"source {file}", file, "what it sets is not known without running the script", Effect.RESULT)
+    hybrid_model.translate(ledger, command.words[script])
     megatron_latents.translate(ledger)
     mindspeed.translate(ledger)
     _contradictions(ledger)

@@ -20,13 +20,14 @@ from lt_train.config.settings.data import Data, check_datasets
 from lt_train.config.settings.reporting import Reporting
 from lt_train.config.settings.streaming import Streaming
 from lt_train.data import remote_datasets
-from lt_train.launch import kept_files, rank_processes, worker
+from lt_train.launch import elastic_run, kept_files, rank_processes, worker
 from lt_train.planner import memory_estimate
 from lt_train.planner.stage_work import PipelineWork
 from lt_train.preflight import check_runner
 from lt_train.process import process_lifetime, rank_environment, restart_policy, run_files, stream_intake
 from lt_train.process.launchers import presence
 from lt_train.process.private_directory import private_directory
+from lt_train.process.rank_environment import Node, RankEnvironment
 from lt_train.process.start_clock import clock
 from lt_train.train import crash_loop
 
@@ -53,14 +54,18 @@ def prepare(config: RunConfig, is_first: bool = True) -> RunConfig:
     return config
 
 
-def launch(config: RunConfig) -> int:
-    """Run `config` to its end, or report that the run is up to date. Returns the exit code."""
+def launch(config: RunConfig, resolve: elastic_run.Resolve | None = None) -> int:
+    """Run `config` to its end, or report that the run is up to date. Returns the exit code.
+
+    `resolve` resolves the configuration on another number of nodes, for --min-nodes.
+    """
     rank_env, node = rank_environment.find(), rank_environment.find_node()
     if rank_or_node := rank_env or node:
         rank_environment.check_rendezvous(rank_or_node)
     if rank_env and rank_env.is_mpi_on_one_machine:
         presence.wait_for_ranks(rank_env.rank, rank_env.world_size, rank_env.master_port, rank_env.launcher)
-    if config.faults.max_restarts and (rank_env or node):
+    _check_min_nodes(config.faults.min_nodes, rank_env, node)
+    if config.faults.max_restarts and (rank_env or node) and not config.faults.min_nodes:
         raise BadConfig(
             "--max-restarts starts the ranks of one machine again, and a launcher has started this one",
             "give --max-restarts to torchrun, or put the job back into the queue (lt-train render slurm)",
@@ -88,7 +93,33 @@ def launch(config: RunConfig) -> int:
         if rank_env is not None:
             return restart_policy.launcher_code(worker.start(config, rank_env))
         stack.enter_context(_forward_stream_pipes(config.data.streaming, config.checkpointing, is_first))
+        if config.faults.min_nodes and node and node.nodes > 1 and resolve:
+            return _run_elastic(elastic_run.Nodes(node, config, resolve, prepare))
         return LaunchedRun(config, is_first).run()
+
+
+def _check_min_nodes(min_nodes: int | None, rank_env: RankEnvironment | None, node: Node | None) -> None:
+    """Raise BadConfig if another launcher has started the ranks, or if the job has fewer nodes."""
+    if min_nodes and rank_env:
+        raise BadConfig(
+            f"--min-nodes follows lost nodes if lt-train starts the ranks, and {rank_env.launcher} has started this one",
+            "start one lt-train on each node: srun --ntasks-per-node 1 lt-train ...",
+        )
+    nodes = node.nodes if node else 1
+    if (min_nodes or 1) > nodes:
+        raise BadConfig(f"--min-nodes {min_nodes}, and the job has {nodes} node(s)", f"--min-nodes {max(1, nodes - 1)}")
+
+
+def _run_elastic(nodes: elastic_run.Nodes) -> int:
+    """Run this node's part of an elastic run. Return the exit code."""
+    is_first = nodes.node.node_rank == 0
+    run = elastic_run.LeadingRun(nodes) if is_first else elastic_run.FollowingRun(nodes)
+    with rank_processes.Ranks(has_spare=False) as ranks:
+        code = run.run(ranks)
+        is_interrupted = ranks.is_interrupted and code == ExitCode.TRY_AGAIN
+    if is_interrupted and is_first:
+        _note_command(nodes.config.reporting)
+    return ExitCode.INTERRUPTED if is_interrupted else _exit_code_of_node(code)
 
 
 @dataclasses.dataclass
@@ -122,8 +153,7 @@ class LaunchedRun:
                 note(f"starting the ranks again, {restarts_left - 1} more time(s) after this")
             is_interrupted = ranks.is_interrupted and code == ExitCode.TRY_AGAIN
         if is_interrupted and self.is_first:
-            words = map(credentials.without_tokens, self.config.reporting.command)
-            note(f"interrupted; this continues the run: {shlex.join(['lt-train', *words])}")
+            _note_command(self.config.reporting)
         # A script that repeats a run which ends with TRY_AGAIN would start it again.
         return ExitCode.INTERRUPTED if is_interrupted else _exit_code_of_node(code)
 
@@ -148,6 +178,11 @@ class LaunchedRun:
         # checkpoint.
         reached = self.config.schedule.end_of_form(self.config.batches, resume.steps_done(self.config.checkpointing))
         self.config = starting_point.fetch_start(prepare(self.config, self.is_first).at_step(reached))
+
+
+def _note_command(reporting: Reporting) -> None:
+    words = map(credentials.without_tokens, reporting.command)
+    note(f"interrupted; this continues the run: {shlex.join(['lt-train', *words])}")
 
 
 def _exit_code_of_node(code: int) -> int:
@@ -206,7 +241,9 @@ def _report_finished(checkpointing: Checkpointing, reporting: Reporting) -> None
     note(f"{start}: up to date, {iteration} iterations are done")
     reports = manifest.Writer(reporting.plain)
     path = start if storage.is_remote(start) else os.path.abspath(start)
-    reports.write(manifest.Checkpoint(path, "megatron-dist", iteration, record.loss if record else None))
+    reports.write(
+        manifest.Checkpoint(path, checkpoint_layout.torch_dist_format(Path(start)), iteration, record.loss if record else None)
+    )
     reports.end()
 
 

@@ -14,6 +14,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 from typing import Self
@@ -56,7 +57,8 @@ class Ranks:
         self._processes: list[Process] = []
         self._spare: Process | None = None
         self._attempts = 0
-        self.is_interrupted = False
+        self.signalled: int | None = None
+        """The first signal that asked the run to save and end."""
 
     def __enter__(self) -> Self:
         self._directory = self._stack.enter_context(private_directory())
@@ -69,18 +71,32 @@ class Ranks:
         if self._control:
             self._control.close()
 
-    def run(self, run_config: str, world_size: int, saves: bool) -> int:
+    @property
+    def regroup_file(self) -> Path:
+        """If this file exists, the ranks end after their next checkpoint with NEXT_PHASE."""
+        return self._directory / "regroup"
+
+    @property
+    def is_interrupted(self) -> bool:
+        return self.signalled == signal.SIGINT
+
+    def run(
+        self, run_config: str, world_size: int, saves: bool, node: Node | None = None, watch: Callable[[], None] = lambda: None
+    ) -> int:
         """Start this node's ranks, or replace the dead rank, and wait for them.
 
-        `run_config` is the run's configuration in JSON. With `saves`, the first signal lets the ranks save and end.
+        `run_config` is the run's configuration in JSON. With `saves`, the first signal lets the ranks save and end. `node` is by
+        default the node that the environment describes. `watch` is called again and again; an error that it raises ends the wait,
+        and the ranks go on until `stop`.
 
         Returns the exit code of the first rank that fails, or 0. Raises RankKilled if a signal ended a rank; the ranks report
         other failures themselves.
         """
         self._attempts += 1
+        self.regroup_file.unlink(missing_ok=True)
         config_file = self._directory / f"run_config-{self._attempts}.json"
         config_file.write_text(run_config)
-        node = rank_environment.find_node() or Node(0, 1, None, rank_environment.LOOPBACK, free_port(), "lt-train")
+        node = node or rank_environment.find_node() or Node(0, 1, None, rank_environment.LOOPBACK, free_port(), "lt-train")
         if not self._replace(config_file, node.master_port):
             self.stop()
             # Signals stay blocked in a rank until the rank listens to them.
@@ -91,14 +107,14 @@ class Ranks:
                     self._processes.append(self._start(str(config_file), variables))
                 self._pass_on_signals(saves)
         self._start_spare(str(config_file))
-        return self._wait(first=node.node_rank * len(self._processes))
+        return self._wait(node.node_rank * len(self._processes), watch)
 
     def _pass_on_signals(self, saves: bool) -> None:
         """Pass on the first signal to the ranks, which save and end. The second signal raises `Terminated`, which ends all."""
         numbers = signals.ending_signals(saves)
 
         def pass_on(number: int, frame: FrameType | None) -> None:
-            self.is_interrupted = number == signal.SIGINT
+            self.signalled = number
             for signal_number in numbers:
                 signal.signal(signal_number, _end)
             for process in self._processes:
@@ -110,6 +126,7 @@ class Ranks:
     def _start(self, config_file: str, variables: dict[str, str], *options: str) -> Process:
         began = start_clock.start_variable() if self._attempts == 1 else {}
         environment = {**os.environ, **variables, **began, PARENT_VARIABLE: str(os.getpid())}
+        environment[signals.REGROUP_VARIABLE] = str(self.regroup_file)
         if self._control:
             environment |= self._control.variables
         command = [sys.executable, "-P", "-m", "lt_train.launch.worker", config_file, *options]
@@ -133,7 +150,7 @@ class Ranks:
         note(f"the other ranks go on in their processes, and a spare one is rank {replaced}")
         return True
 
-    def _wait(self, first: int) -> int:
+    def _wait(self, first: int, watch: Callable[[], None]) -> int:
         """Wait for the ranks. Return 0, TRY_AGAIN if they saved and ended early, NEXT_PHASE if they ended for the next phase, or
         the code of the first rank that failed.
 
@@ -143,6 +160,7 @@ class Ranks:
         hung: set[int] = set()
         worst: int = ExitCode.OK
         while running:
+            watch()
             hung |= self._end_suspects(running)
             for rank in sorted(running):
                 code = self._processes[rank].poll()

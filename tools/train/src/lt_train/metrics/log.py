@@ -20,7 +20,7 @@ from typing import Any, Self
 
 from lt_shared.console import Progress, Verbosity, verbosity, warn
 from lt_shared.contracts import manifest, run_log
-from lt_shared.contracts.recovery_notes import LocalCheckpoint, Recovery, Started
+from lt_shared.contracts.recovery_notes import LocalCheckpoint, Nodes, Recovery, Started
 from lt_shared.contracts.run_log import Evaluation, Step
 from lt_shared.data.sample_order import sample_losses
 from lt_shared.data.sample_order.log_notes import PhaseBegins, Skipped
@@ -145,9 +145,13 @@ class Log:
         """Report the first step of this attempt."""
         self._note(started, datetime.datetime.now(), [f"first step after {started.seconds:.1f} s"])
 
+    def nodes(self, nodes: Nodes) -> None:
+        """Report that an attempt begins on some of the run's nodes, or on all again."""
+        self._note(nodes, datetime.datetime.now())
+
     def _note(
         self,
-        note: PhaseBegins | Skipped | LocalCheckpoint | Recovery | Started,
+        note: PhaseBegins | Skipped | LocalCheckpoint | Recovery | Started | Nodes,
         time: datetime.datetime | None = None,
         brief: Sequence[str] | None = None,
     ) -> None:

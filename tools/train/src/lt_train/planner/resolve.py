@@ -14,11 +14,17 @@ from lt_train.planner.search import Choice
 from lt_train.process import rank_environment
 
 
-def resolve_run_config(options: dict[str, Any], datasets: tuple[Dataset, ...]) -> RunConfig:
-    """Resolve and check the options. Raises UsageError or BadConfig, the first problem, if the run cannot work."""
-    config = assemble(options, datasets)
+def resolve_run_config(
+    options: dict[str, Any], datasets: tuple[Dataset, ...], nodes: int | None = None, world_size: int | None = None
+) -> RunConfig:
+    """Resolve and check the options. Raises UsageError or BadConfig, the first problem, if the run cannot work.
+
+    `nodes` and `world_size` are by default those that the launcher has started.
+    """
+    config = assemble(options, datasets, world_size=world_size)
     if options["parallel"] == parallelism.AUTO:
-        choice = search.choose(config, options, cluster.local_cluster(config.parallelism.device, config.parallelism.world_size))
+        here = cluster.local_cluster(config.parallelism.device, config.parallelism.world_size, nodes)
+        choice = search.choose(config, options, here)
         config = search.require_fitting(choice)
         _note_layout(choice)
     for problem in (*problems(config), *problems_here(vars(config))):

@@ -1,10 +1,15 @@
-"""Find a port for ranks that meet on this machine."""
+"""Find a port for ranks that meet on this machine, and listen on the address that a rendezvous names."""
 
 import contextlib
+import errno
+import ipaddress
 import random
 import socket
 
+from lt_shared.console import warn
+
 FIRST_TO_LAST = (20000, 32000)
+LOOPBACK = "127.0.0.1"
 
 
 def free_port() -> int:
@@ -12,5 +17,38 @@ def free_port() -> int:
     while True:
         port = random.randrange(*FIRST_TO_LAST)
         with socket.socket() as listener, contextlib.suppress(OSError):
-            listener.bind(("127.0.0.1", port))
+            listener.bind((LOOPBACK, port))
             return port
+
+
+def bind(host: str, port: int) -> socket.socket | None:
+    """Bind a socket to this machine's address for `host`. None, with a warning, if other machines see another address.
+
+    Raises OSError if the port is taken.
+    """
+    for family, kind, _, _, address in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
+        if ipaddress.ip_address(address[0]).is_loopback and host != LOOPBACK:
+            continue
+        listener = socket.socket(family, kind)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind(address)
+        except OSError as error:
+            listener.close()
+            if error.errno != errno.EADDRNOTAVAIL:
+                raise
+        else:
+            return listener
+    warn(f"MASTER_ADDR {host} is no address of this machine's interfaces: the rendezvous listens on all of them, port {port}")
+    return None
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """Listen on this machine's address for `host`, or on all interfaces if other machines see another address.
+
+    Raises OSError.
+    """
+    if listener := bind(host, port):
+        listener.listen()
+        return listener
+    return socket.create_server(("", port))

@@ -10,8 +10,6 @@ this machine. torch's store listens on all interfaces.
 
 import contextlib
 import datetime
-import errno
-import ipaddress
 import json
 import os
 import socket
@@ -23,9 +21,9 @@ import torch
 from torch._C._distributed_c10d import TCPStore
 from torch.distributed.rendezvous import rendezvous
 
-from lt_shared.console import BadConfig, ExitCode, Unavailable, warn
+from lt_shared.console import BadConfig, ExitCode, Unavailable
 from lt_train.megatron import distributed_c10d
-from lt_train.process import device, watchdog
+from lt_train.process import device, ports, watchdog
 from lt_train.process.rank_environment import LOOPBACK, RankEnvironment, format_ranks
 
 # Communication libraries time out this much later than the watchdog.
@@ -91,22 +89,11 @@ def open_store(rank_env: RankEnvironment, timeout: datetime.timedelta) -> Any:
 
 
 def _listener(host: str, port: int) -> socket.socket | None:
-    """Bind a socket to this machine's address for `host`. None, with a warning, if other machines see another address."""
-    for family, kind, _, _, address in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
-        if ipaddress.ip_address(address[0]).is_loopback and host != LOOPBACK:
-            continue
-        listener = socket.socket(family, kind)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            listener.bind(address)
-        except OSError as error:
-            listener.close()
-            if error.errno != errno.EADDRNOTAVAIL:
-                raise torch.distributed.DistNetworkError(f"{host}:{port}: {error.strerror}") from error
-        else:
-            return listener
-    warn(f"MASTER_ADDR {host} is no address of this machine's interfaces: the rendezvous listens on all of them, port {port}")
-    return None
+    """Return the socket of `ports.bind`. Raises DistNetworkError, as the store does."""
+    try:
+        return ports.bind(host, port)
+    except OSError as error:
+        raise torch.distributed.DistNetworkError(f"{host}:{port}: {error.strerror}") from error
 
 
 @contextlib.contextmanager

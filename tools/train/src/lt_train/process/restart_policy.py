@@ -32,7 +32,8 @@ FAILED = (ExitCode.UNAVAILABLE, ExitCode.INTERNAL, ExitCode.IO)
 NEVER = (ExitCode.USAGE, ExitCode.BAD_DATA, ExitCode.NO_INPUT, ExitCode.CANNOT_CREATE, ExitCode.BAD_CONFIG)
 SIGNALLED = 128
 # The ranks exit with this code after they have saved at the begin of a phase with another sequence length or rotary embedding,
-# and lt-train starts them again. For ranks that torchrun or srun started, the code is TRY_AGAIN.
+# or before an elastic run takes another node, and lt-train starts them again. For ranks that torchrun or srun started, the code
+# is TRY_AGAIN.
 NEXT_PHASE = 79
 # Signals that kill a rank, and SIGTERM, which srun sends to the other nodes.
 CRASHES = (signal.SIGABRT, signal.SIGBUS, signal.SIGKILL, signal.SIGSEGV, signal.SIGTERM)

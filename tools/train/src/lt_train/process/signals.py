@@ -10,6 +10,7 @@ Before the first step there is nothing to save, and a signal ends the program wi
 
 import ctypes
 import enum
+import os
 import signal
 import threading
 import time
@@ -24,6 +25,8 @@ SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 # Slurm signals every process of a step, so a rank gets a signal from Slurm and again from lt-train or torchrun. Within this time,
 # the same signal counts once.
 SAME_SIGNAL_SECONDS = 5.0
+# The launcher of an elastic run names a file to its ranks, which it creates when another node waits.
+REGROUP_VARIABLE = "LT_TRAIN_REGROUP"
 
 
 class Reason(enum.IntEnum):
@@ -31,17 +34,19 @@ class Reason(enum.IntEnum):
 
     NONE = 0
     PHASE = 1
-    INTERVAL = 2
-    DURATION = 3
-    USER_SIGNAL = 4
-    TERMINATION = 5
-    INTERRUPT = 6
-    NO_DATA = 7
+    NODES = 2
+    INTERVAL = 3
+    DURATION = 4
+    USER_SIGNAL = 5
+    TERMINATION = 6
+    INTERRUPT = 7
+    NO_DATA = 8
 
     @property
     def text(self) -> str:
         return {
             Reason.PHASE: "--data-schedule",
+            Reason.NODES: "--min-nodes",
             Reason.INTERVAL: "--exit-interval",
             Reason.DURATION: "--exit-duration-in-mins",
             Reason.USER_SIGNAL: signal.SIGUSR1.name,
@@ -126,11 +131,17 @@ def hold_back_signals() -> Iterator[None]:
 
 
 class Limits:
-    """Limits that end a run early. The run starts at step `first`; `duration_minutes` counts from the start of the process."""
+    """Limits that end a run early. The run starts at step `first`; `duration_minutes` counts from the start of the process.
 
-    def __init__(self, first: int, interval: int | None, duration_minutes: float | None):
+    The run also ends at a multiple of `save_interval` if the launcher has created the file of REGROUP_VARIABLE: another node
+    waits to take part, and the ranks start again with it.
+    """
+
+    def __init__(self, first: int, interval: int | None, duration_minutes: float | None, save_interval: int | None = None):
         self.first = first
         self.interval = interval
+        self._regroup_file = os.environ.get(REGROUP_VARIABLE)
+        self._save_interval = save_interval
         self._end = None if duration_minutes is None else _started + duration_minutes * 60
 
     @staticmethod
@@ -146,4 +157,6 @@ class Limits:
             return Reason.DURATION
         if self.interval and iteration > self.first and iteration % self.interval == 0:
             return Reason.INTERVAL
+        if self._regroup_file and self._save_interval and iteration > self.first and iteration % self._save_interval == 0:
+            return Reason.NODES if os.path.exists(self._regroup_file) else Reason.NONE
         return Reason.NONE

@@ -22,7 +22,8 @@ from lt_train.config import credentials
 from lt_train.config.instances import Instance
 from lt_train.config.options import schema
 from lt_train.config.settings import validation_sets
-from lt_train.render import elastic, stage_check
+from lt_train.planner import node_counts
+from lt_train.render import stage_check
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 CONTROL = re.compile(r"[\x00-\x1f\x7f]")
@@ -134,7 +135,13 @@ def make(
     check = partial(_check_config, options, instance.gpu if instance else None, ranks) if ranks else None
     counts: tuple[int, ...] = ()
     if least_nodes is not None and least_nodes < nodes:
-        counts = elastic.usable_counts(least_nodes, nodes, options, check)
+        option = f"--nodes {least_nodes}-{nodes}"
+        if not options["global_batch_size"]:
+            raise UsageError(
+                f"{option} without --global-batch-size: the batch would change with the number of nodes",
+                "add --global-batch-size",
+            )
+        counts = node_counts.usable_counts(least_nodes, nodes, check, option)
     elif accelerators and check:
         check(nodes)
     return Job(

@@ -13,6 +13,7 @@ from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
 
 from lt_shared.console import ExitCode, note
 from lt_shared.contracts import run_log
+from lt_shared.contracts.recovery_notes import Nodes
 from lt_shared.contracts.run_log import CheckpointLoaded
 from lt_train.checkpoint import starting_point, training_state
 from lt_train.checkpoint.local.copies import LocalCopies
@@ -69,8 +70,8 @@ from lt_train.train.trainer import Trainer
 def train(config: RunConfig, rank_environment: RankEnvironment, rank_device: torch.device) -> int:
     """Run `config` as the rank of `rank_environment` and return an exit code.
 
-    The code is TRY_AGAIN if the run was saved and ended before its last iteration, and NEXT_PHASE at the end of a phase that the
-    next process continues. Rank 0 prints the manifest lines of checkpoints on stdout.
+    The code is TRY_AGAIN if the run was saved and ended before its last iteration, and NEXT_PHASE if ranks that lt-train starts
+    next continue: in the next phase, or with more nodes. Rank 0 prints the manifest lines of checkpoints on stdout.
     """
     trials = Trials(config, rank_device)
     process_groups.create(
@@ -144,6 +145,9 @@ def _train(config: RunConfig, rank_environment: RankEnvironment, rank_device: to
                 config.checkpointing.directory, run.order, command, state.consumed_samples, state.iteration, lengths, datasets
             )
         log.begin(recorded_steps.Attempt(state.iteration, config, versions), config.batches, config.schedule, arguments)
+        faults = config.faults
+        if faults.all_nodes > 1 and (state.iteration or faults.present_nodes < faults.all_nodes):
+            log.nodes(Nodes(faults.present_nodes, faults.all_nodes, state.iteration))
         clock.lap("data")
         log.line(clock.starting("computing the first step").format(_now()), ())
         with Profiler(config.reporting.profile, rank_environment.rank, rank_device, state.iteration) as profiler:
@@ -152,7 +156,9 @@ def _train(config: RunConfig, rank_environment: RankEnvironment, rank_device: to
     torch.distributed.destroy_process_group()
     if isinstance(log, Comparison):
         return log.code()
-    return NEXT_PHASE if stopped == Reason.PHASE else ExitCode.TRY_AGAIN if stopped else ExitCode.OK
+    if stopped in (Reason.PHASE, Reason.NODES):
+        return NEXT_PHASE
+    return ExitCode.TRY_AGAIN if stopped else ExitCode.OK
 
 
 def _log(config: RunConfig, is_first: bool, rank_device: torch.device, chosen: Kernels, versions: dict[str, str]) -> Log:
@@ -199,7 +205,7 @@ class Run:
         self.stepper = Stepper(
             self.forward_backward, config.optimization, config.precision, config.skipping, config.faults, state
         )
-        self.limits = Limits(state.iteration, settings.exit_interval, settings.exit_duration_minutes)
+        self.limits = Limits(state.iteration, settings.exit_interval, settings.exit_duration_minutes, settings.save_interval)
         self.order = SampleOrder.from_config(config)
         _order_samples(self.order, state, rank_environment.rank == 0)
         cache = blended_dataset.cache_directory(config.data, settings.directory)

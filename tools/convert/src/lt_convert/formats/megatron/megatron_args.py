@@ -7,7 +7,7 @@ from typing import Any
 from lt_convert.containers.pickle_writer import Global, Instance
 from lt_convert.weights.mapping import Model
 from lt_shared.console import BadConfig, BadData, warn
-from lt_shared.models import megatron_arguments
+from lt_shared.models import hybrid_pattern, megatron_arguments
 from lt_shared.models.architecture import Architecture
 
 
@@ -37,15 +37,29 @@ def check_computable(architecture: Architecture, origin: str) -> None:
         raise BadData(f"{origin}: Megatron-LM lacks {absent}", "--to megatron-dist, which lt-train computes rightly")
 
 
-def warn_of_absent(architecture: Architecture, origin: str) -> None:
-    """Warn of features that Megatron-LM lacks, for a format in which lt-train computes the model rightly."""
+def warn_of_absent(architecture: Architecture, origin: str, hybrid: bool = False) -> None:
+    """Warn of features that Megatron-LM lacks, which lt-train computes rightly.
+
+    If the format is `hybrid`, also warn of features that GPTModel has and HybridModel lacks.
+    """
     for absent in megatron_arguments.absent_in_megatron(architecture):
         warn(f"{origin}: Megatron-LM lacks {absent}; lt-train computes the model rightly")
+    for absent in megatron_arguments.absent_in_hybrid_model(architecture) if hybrid else ():
+        warn(f"{origin}: Megatron-LM's HybridModel lacks {absent}; its GPTModel and lt-train compute the model rightly")
 
 
-def common_state(model: Model, dtype: str, **sizes: Any) -> dict[str, Any]:
-    """What Megatron stores beside the tensors of a checkpoint without training state. `sizes` replace or add arguments."""
-    arguments = megatron_arguments.to_arguments(model.architecture) | {
+def common_state(model: Model, dtype: str, hybrid: bool = False, **sizes: Any) -> dict[str, Any]:
+    """What Megatron stores beside the tensors of a checkpoint without training state. `sizes` replace or add arguments.
+
+    Raises BadData for a model that HybridModel cannot have if the checkpoint is `hybrid`.
+    """
+    architecture_arguments = megatron_arguments.to_arguments(model.architecture)
+    if hybrid:
+        try:
+            architecture_arguments = hybrid_pattern.from_decoder(architecture_arguments, model.architecture)
+        except BadConfig as error:
+            raise BadData(str(error), error.hint) from None
+    arguments = architecture_arguments | {
         "padded_vocab_size": model.padded_vocab_size,
         "make_vocab_size_divisible_by": 128,
         "add_position_embedding": True,

@@ -19,7 +19,7 @@ from lt_convert.formats.megatron import flat_optimizer_state, stacked_layers
 from lt_convert.tensors.reshape import reshaped
 from lt_convert.tensors.tensor import Tensor, assemble
 from lt_convert.weights import families
-from lt_convert.weights.mapping import MEGATRON, Model, is_balancing_bias
+from lt_convert.weights.mapping import Model, is_balancing_bias
 from lt_convert.weights.tensor_names import abbreviated
 from lt_shared.console import BadData
 from lt_shared.contracts.checkpoint_layout import COMMON
@@ -35,18 +35,20 @@ MEGATRON_FLAGS = {
     "foreach": None,
     "fused": False,
 }
+# Settings that also identify a group in megatron-core 0.19 and newer, which refuses a state without them.
+SCHEDULE = ("max_lr", "min_lr", "start_wd", "end_wd")
 # The prefix of the averaged weights of lt-train.
 AVERAGE = "optimizer.state.ema."
 _MEGATRON = re.compile(r"(?:chained_\d+\.)?optimizer\.state\.(?P<kind>exp_avg|exp_avg_sq|param|fp32_param)\.(?P<name>.+)")
 
 
 def from_megatron(
-    contents: Contents, model: Model, weights: Mapping[str, Tensor], arguments: Mapping[str, Any], origin: str
+    contents: Contents, table: str, model: Model, weights: Mapping[str, Tensor], arguments: Mapping[str, Any], origin: str
 ) -> OptimizerState | None:
     """Read the optimizer state of a torch_dist checkpoint. None if it has no state, or Muon's.
 
-    `weights` are the model's canonical tensors, `arguments` the stored arguments of Megatron. Flat buffers that cannot be taken
-    apart have only their `problem`. Raises BadData for tensors that do not fit the model.
+    `table` names the tensors' table, `weights` are the model's canonical tensors, `arguments` the stored arguments of Megatron.
+    Flat buffers that cannot be taken apart have only their `problem`. Raises BadData for tensors that do not fit the model.
     """
     if flat_optimizer_state.is_stored(contents):
         return _from_flat_buffers(contents, model, weights, arguments, origin)
@@ -60,22 +62,24 @@ def from_megatron(
         return None
     family = families.family_of(model.architecture).of_parameters()
     prefix = stacked_layers.prefix_of(by_kind_stored[EXP_AVG])
-    shapes = {name: entry.shape for name, entry in family.entries(MEGATRON, model).items()}
+    shapes = {name: entry.shape for name, entry in family.entries(table, model).items()}
     by_kind = {}
     for kind, tensors in by_kind_stored.items():
         named = {name.removeprefix(prefix): tensor for name, tensor in tensors.items()}
         joined = {name: _joined_fragments(tensor, shapes.get(name, tensor.shape)) for name, tensor in named.items()}
-        by_kind[kind] = family.to_canonical(MEGATRON, model, joined, f"{origin}: {kind}")
+        by_kind[kind] = family.to_canonical(table, model, joined, f"{origin}: {kind}")
     common, locate = _common(contents)
     # If run.json describes the model, the arguments were not read yet.
     stored = vars(common["args"]) if isinstance(common.get("args"), Record) else {}
     return OptimizerState(by_kind, *_counters(common, arguments or stored, common.get("optimizer"), locate, contents, origin))
 
 
-def averages(contents: Contents, model: Model, tensors: Mapping[str, Tensor], origin: str) -> Mapping[str, Tensor] | None:
+def averages(
+    contents: Contents, table: str, model: Model, tensors: Mapping[str, Tensor], origin: str
+) -> Mapping[str, Tensor] | None:
     """Return the canonical averages of the weights that `lt-train --ema-decay` has saved, None without them.
 
-    `tensors` are the model's by Megatron's names, one per layer: those that no optimizer knows are taken from there. Raises
+    `tensors` are the model's by the names in `table`, one per layer: those that no optimizer knows are taken from there. Raises
     BadData if the average of a weight is missing.
     """
     stored: dict[str, Tensor] = {}
@@ -85,10 +89,10 @@ def averages(contents: Contents, model: Model, tensors: Mapping[str, Tensor], or
     if not stored:
         return None
     family = families.family_of(model.architecture)
-    missing = [name for name in family.of_parameters().entries(MEGATRON, model) if name in tensors and name not in stored]
+    missing = [name for name in family.of_parameters().entries(table, model) if name in tensors and name not in stored]
     if missing:
         raise BadData(f"{origin}: has no average of {abbreviated(missing)}", "convert it without --ema")
-    return family.to_canonical(MEGATRON, model, {**tensors, **stored}, f"{origin}: averages")
+    return family.to_canonical(table, model, {**tensors, **stored}, f"{origin}: averages")
 
 
 def _from_flat_buffers(
@@ -149,8 +153,11 @@ def _counters(
     locate: Callable[[Any], StoredValues],
     contents: Contents,
     origin: str,
-) -> tuple[int, dict[str, Any], int]:
-    """The number of updates, the hyperparameters in use, and the number of tokens. `optimizer` has Megatron's param groups."""
+) -> tuple[int, dict[str, Any], int, dict[str, Any]]:
+    """The number of updates, the hyperparameters in use, the number of tokens, and the schedule's bounds.
+
+    `optimizer` has Megatron's param groups. Raises BadData without a number of updates.
+    """
     step = next((_first(optimizer, name) for name in ("common_step", "step") if _first(optimizer, name) is not None), None)
     if isinstance(step, Record):
         stored = locate(step)
@@ -159,8 +166,9 @@ def _counters(
     if not isinstance(step, int | float):
         raise BadData(f"{origin}: does not store the step count of its optimizer", "convert it with --no-optimizer")
     hyperparameters = {name: value for name in HYPERPARAMETERS if (value := _first(optimizer, name)) is not None}
-    max_lr = _first(optimizer, "max_lr")
-    return int(step), hyperparameters | ({} if max_lr is None else {"initial_lr": max_lr}), tokens(common, arguments)
+    schedule = {name: value for name in SCHEDULE if (value := _first(optimizer, name)) is not None}
+    initial = {"initial_lr": schedule["max_lr"]} if "max_lr" in schedule else {}
+    return int(step), hyperparameters | initial, tokens(common, arguments), schedule
 
 
 def tokens(common: Mapping[str, Any], arguments: Mapping[str, Any]) -> int:
@@ -179,8 +187,10 @@ def _first(tree: Any, name: str) -> Any:
     return next((match for value in values if (match := _first(value, name)) is not None), None)
 
 
-def to_megatron(state: OptimizerState, model: Model, weights: Mapping[str, Tensor] | None, origin: str) -> dict[str, Tensor]:
-    """The state's tensors in a torch_dist checkpoint by Megatron's names, one per layer. Raises as `to_torchtitan`.
+def to_megatron(
+    state: OptimizerState, table: str, model: Model, weights: Mapping[str, Tensor] | None, origin: str
+) -> dict[str, Tensor]:
+    """The state's tensors in a torch_dist checkpoint by the names in `table`, one per layer. Raises as `to_torchtitan`.
 
     `weights` are the canonical fp32 main weights of a model in a 16-bit dtype, else None.
     """
@@ -190,7 +200,7 @@ def to_megatron(state: OptimizerState, model: Model, weights: Mapping[str, Tenso
     return {
         f"optimizer.state.{kind}.{name}": tensor
         for kind, canonical in kinds.items()
-        for name, tensor in family.from_canonical(MEGATRON, model, canonical, f"{origin}: {kind}").items()
+        for name, tensor in family.from_canonical(table, model, canonical, f"{origin}: {kind}").items()
     }
 
 
@@ -201,9 +211,9 @@ def _parameters(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def to_megatron_common(state: OptimizerState, mixed_precision: bool) -> dict[str, Any]:
     """The rest of the state, which Megatron stores beside the tensors: param groups with and without weight decay, the tokens."""
     hyperparameters = {"lr": 0.0, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.0} | dict(state.hyperparameters)
-    # Without max_lr and min_lr in a group, the resumed run uses its own.
+    # Without max_lr and min_lr in a group, the resumed run uses its own: another trainer's checkpoint has none.
     hyperparameters.pop("initial_lr", None)
-    common = hyperparameters | MEGATRON_FLAGS
+    common = hyperparameters | MEGATRON_FLAGS | dict(state.schedule)
     groups = [common | {"wd_mult": 1.0}, common | {"wd_mult": 0.0, "weight_decay": 0.0}]
     inner = {"state": {"common_step": Scalar(state.step)}, "param_groups": groups}
     return {"optimizer": {"optimizer": inner} if mixed_precision else inner, TOKENS: state.tokens}

@@ -1,7 +1,7 @@
 """Megatron's torch_dist: a DCP checkpoint that stacks a weight's layers in one tensor, with the arguments in `common.pt`.
 
 Here every layer has a tensor of its own, such as `decoder.layers.3.mlp.linear_fc2.weight`, whatever the parallel sizes were. They
-are written as megatron-core stores them: one stacked key with one chunk per layer.
+are written as megatron-core stores them: GPTModel as one stacked key with one chunk per layer, HybridModel as a key per layer.
 """
 
 import json
@@ -11,7 +11,7 @@ from typing import Any
 
 from lt_convert.containers import dcp, torch_archive
 from lt_convert.containers.dcp import METADATA
-from lt_convert.formats import MEGATRON_DIST, adamw_state, beside_model, range_checksums
+from lt_convert.formats import MEGATRON_DIST, MEGATRON_HYBRID, adamw_state, beside_model, range_checksums
 from lt_convert.formats.checkpoint import Source, Target
 from lt_convert.formats.directories import listing
 from lt_convert.formats.megatron import (
@@ -27,7 +27,7 @@ from lt_convert.tensors.output_files import OutputFile
 from lt_convert.tensors.source_files import INCOMPLETE, UNFINISHED, Files
 from lt_convert.tensors.tensor import Tensor
 from lt_convert.tokenizers import discovery
-from lt_convert.weights import families
+from lt_convert.weights import families, mapping
 from lt_convert.weights.mapping import MEGATRON, Model, has_stacked_layers
 from lt_convert.weights.tensor_names import abbreviated
 from lt_shared import pickles, version_of
@@ -57,6 +57,12 @@ def is_finished(names: Sequence[str]) -> bool:
     return CONFIGURATION_FILE in names
 
 
+def is_hybrid(directory: str, files: Files) -> bool:
+    """Return whether a checkpoint has the layers of HybridModel. The names of the tensors tell it from GPTModel's."""
+    path = f"{directory}/{METADATA}"
+    return checkpoint_layout.has_hybrid_layers(files.read(path, 0, files.size_bytes(path)))
+
+
 def open_source(directory: str, files: Files) -> Source:
     """Raises BadData for anything malformed, and for models of a family that is not known here."""
     names = listing(directory)
@@ -66,9 +72,12 @@ def open_source(directory: str, files: Files) -> Source:
     checkpoint_layout.check_configuration(files.read(path, 0, files.size_bytes(path)), path)
     saved = _record(directory, names, files)
     contents = dcp.read(directory, files)
+    stored_format, table = (
+        (MEGATRON_HYBRID, mapping.MEGATRON_HYBRID) if is_hybrid(directory, files) else (MEGATRON_DIST, MEGATRON)
+    )
     tensors = model_tensors(contents)
     if EMBEDDING not in tensors:
-        raise BadData(f"{directory}: has no {EMBEDDING}: not a checkpoint of megatron-core's GPTModel")
+        raise BadData(f"{directory}: has no {EMBEDDING}: not a checkpoint of megatron-core's GPTModel or HybridModel")
     run = directory.rpartition("/")[0] or "."
     provided = None if saved else provider_config.read(directory, files)
     # With a run.json, only flat buffers need more: the parallel sizes.
@@ -88,22 +97,22 @@ def open_source(directory: str, files: Files) -> Source:
     unknown = [key for key in contents.objects if not _STATE.fullmatch(key)]
     if unknown:
         raise BadData(f"{directory}: this model has no {abbreviated(unknown)}", "the model family is another one")
-    canonical = family.to_canonical(MEGATRON, model, tensors, directory)
+    canonical = family.to_canonical(table, model, tensors, directory)
     tokenizer = _tokenizer(directory, names, saved, files)
     return Source(
         directory=directory,
-        format=MEGATRON_DIST.name,
-        table=MEGATRON,
+        format=stored_format.name,
+        table=table,
         model=model,
         tensors=canonical,
-        aliases=tuple(family.aliases(MEGATRON, model, tensors)),
+        aliases=tuple(family.aliases(table, model, tensors)),
         tokenizer=tokenizer,
-        **beside_model.stored_fields(MEGATRON_DIST.name, run, names, tokenizer, files),
+        **beside_model.stored_fields(stored_format.name, run, names, tokenizer, files),
         iteration=_iteration(directory, {} if saved else common),
         loss=saved.loss if saved else None,
-        optimizer=optimizer_state.from_megatron(contents, model, canonical, arguments, directory),
+        optimizer=optimizer_state.from_megatron(contents, table, model, canonical, arguments, directory),
         left_out=left_out,
-        averages=optimizer_state.averages(contents, model, tensors, directory),
+        averages=optimizer_state.averages(contents, table, model, tensors, directory),
         details=_details(contents, {} if saved else arguments, saved),
     )
 
@@ -194,26 +203,30 @@ def _details(contents: dcp.Contents, arguments: Mapping[str, Any], saved: RunRec
     }
 
 
-def outputs(target: Target) -> list[OutputFile]:
-    """A run directory with one checkpoint, the tracker last: `release`, or `iter_*` when the optimizer state is converted."""
+def outputs(target: Target, table: str = TABLE) -> list[OutputFile]:
+    """A run directory with one checkpoint, the tracker last: `release`, or `iter_*` when the optimizer state is converted.
+
+    `table` is the table of GPTModel or HybridModel.
+    """
     model, source = target.model, target.source
     family = families.family_of(model.architecture)
-    tensors = family.from_canonical(MEGATRON, model, target.tensors, source.directory)
+    tensors = family.from_canonical(table, model, target.tensors, source.directory)
     dtype = tensors[EMBEDDING].dtype
-    common = megatron_args.common_state(model, dtype)
+    common = megatron_args.common_state(model, dtype, hybrid=table == mapping.MEGATRON_HYBRID)
     iteration, tracked, samples = 0, checkpoint_layout.RELEASE, source.details.get("consumed_samples")
     if source.optimizer:
         iteration = source.optimizer.step if source.iteration is None else source.iteration
         tracked = str(iteration)
-        tensors |= optimizer_state.to_megatron(source.optimizer, model, _main_weights(target, dtype), source.directory)
+        tensors |= optimizer_state.to_megatron(source.optimizer, table, model, _main_weights(target, dtype), source.directory)
         common |= {"iteration": iteration} | optimizer_state.to_megatron_common(source.optimizer, dtype != "float32")
         # Without consumed_train_samples lt-train computes it from the iteration and its own batch size.
         arguments = common["args"].state
         del arguments["consumed_train_samples"]
         arguments.update({"consumed_train_samples": samples} if samples else {})
     directory = f"iter_{iteration:07d}/" if source.optimizer else f"{checkpoint_layout.RELEASE}/"
-    stacked = stacked_layers.entries(tensors, model.architecture.num_layers if has_stacked_layers(model.architecture) else 0)
-    files = dcp.outputs(stacked, {key: [None] for key in family.extra_states(model)}, directory)
+    is_stacked = has_stacked_layers(table, model.architecture)
+    stacked = stacked_layers.entries(tensors, model.architecture.num_layers if is_stacked else 0)
+    files = dcp.outputs(stacked, {key: [None] for key in family.extra_states(table, model)}, directory)
     files.insert(-1, OutputFile(f"{directory}{COMMON}", torch_archive.archive(common)))
     files.insert(-1, OutputFile(f"{directory}{CONFIGURATION_FILE}", (json.dumps(CONFIGURATION).encode(),)))
     record = RunRecord(

@@ -6,7 +6,8 @@ is a tensor of its own in all formats; a model without one has no rows for it.
 """
 
 from lt_convert.weights.families import llama
-from lt_convert.weights.mapping import BALANCING_BIAS, DENSE_LAYER, EXPERT_LAYER, MTP_LAYER, Shape, Table
+from lt_convert.weights.mapping import BALANCING_BIAS, Shape, Table
+from lt_convert.weights.placeholders import DENSE_LAYER, EXPERT_LAYER, MTP_LAYER
 from lt_convert.weights.weight_ops import Alias, Experts, Rows
 from lt_shared.models.architecture import Architecture
 

@@ -10,16 +10,8 @@ from collections.abc import Mapping
 from lt_convert.weights.families import expert_layers, llama, multi_token
 from lt_convert.weights.families.expert_layers import PREDICTION
 from lt_convert.weights.families.llama import LAYER, MEGATRON_LAYER
-from lt_convert.weights.mapping import (
-    DENSE_LAYER,
-    EXPERT_LAYER,
-    MEGATRON,
-    MEGATRON_LOCAL,
-    MEGATRON_TE,
-    Family,
-    Shape,
-    Table,
-)
+from lt_convert.weights.mapping import MEGATRON, MEGATRON_LOCAL, MEGATRON_TE, Family, Shape, Table
+from lt_convert.weights.placeholders import DENSE_LAYER, EXPERT_LAYER
 from lt_convert.weights.weight_ops import OUTPUT_WEIGHT, Alias, OutputLayer, PaddedRows, QueryGroups, Rows
 from lt_shared.models.architecture import Architecture
 

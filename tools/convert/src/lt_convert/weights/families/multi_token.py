@@ -12,7 +12,8 @@ from lt_convert.weights.families import expert_layers
 from lt_convert.weights.families.expert_layers import PREDICTION
 from lt_convert.weights.families.llama import EMBEDDING, LAYER, decoder
 from lt_convert.weights.families.llama import MEGATRON_LAYER as DECODER_LAYER
-from lt_convert.weights.mapping import MTP, Shape, Table
+from lt_convert.weights.mapping import Shape, Table
+from lt_convert.weights.placeholders import MTP
 from lt_convert.weights.weight_ops import OUTPUT_WEIGHT, Alias, OutputLayer, Rows, WeightOp
 from lt_shared.models.architecture import Architecture
 

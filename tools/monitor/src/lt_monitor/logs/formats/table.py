@@ -218,6 +218,7 @@ PARSERS: tuple[tuple[Parser, tuple[bytes, ...]], ...] = (
     (megatron.skipped, (b" samples skipped",)),
     (megatron.phase, (b" begins at iteration ",)),
     (megatron.recovery, (b"saved local checkpoint", b" the last before the failure", b" s, with iteration ", b"starting since ")),
+    (megatron.recovery, (b"continues on ",)),
     (megatron.anomaly, (b"found NaN in", b"Unexpected result nan", b"gradients were not finite", b"loss spike at iteration")),
     (megatron.anomaly, (b" not saved: ",)),
     (process_exits.disk, (b"No space left on", b"Disk quota exceeded", b"StreamWriter failed", b"StorageFull", b"os error 28")),

@@ -52,6 +52,7 @@ _RECOVERY = (
     (recovery_notes.RECOVERED, recovery_notes.Recovery.NOTE),
     (recovery_notes.STARTED, recovery_notes.Started.NOTE),
     (recovery_notes.STARTING, recovery_notes.Starting.NOTE),
+    (recovery_notes.NODES, recovery_notes.Nodes.NOTE),
 )
 _TEXTS = ("time", "phases", "phase")
 _CHECKPOINT_WORDS = (b"Saved checkpoint", b"Saved async checkpoint", b"Saving async checkpoint")

@@ -12,9 +12,12 @@ import click
 from lt_shared import console
 from lt_shared.console import BadConfig, ToolError, UsageError
 from lt_shared.files import storage
+from lt_shared.models import hybrid_pattern
+from lt_shared.models.architecture import Architecture
 
 POSITIVE = click.IntRange(min=1)
 LOCAL_INTERVAL = 100
+LAYOUTS = GPT, HYBRID = "gpt", "hybrid"
 
 OPTIONS = console.section(
     "Checkpoints and stopping",
@@ -45,6 +48,11 @@ OPTIONS = console.section(
     click.option("--no-verify", is_flag=True, help="Do not compare loaded data with the checkpoint's checksums."),
     click.option("--no-save-optim", is_flag=True, help="Save no optimizer state; the run cannot continue from there."),
     click.option("--no-save-rng", is_flag=True, help="Save no random state."),
+    click.option(
+        "--ckpt-layout",
+        type=click.Choice(LAYOUTS),
+        help="Save the layers of megatron-core's GPTModel or HybridModel; by default as the checkpoint to start from, or gpt.",
+    ),
     click.option("--exit-interval", type=POSITIVE, help="Save and end with exit code 75 every N steps."),
     click.option(
         "--exit-duration-in-mins",
@@ -61,6 +69,8 @@ OPTIONS = console.section(
 class Checkpointing:
     """`save` and `load` are directories or URLs. If `keep_last` is None, all checkpoints are kept. `save_local` is a directory on
     each node's disk. If `async_save` is None, the device and the memory of the nodes decide.
+
+    `ckpt_layout` is None if checkpoints have the layers of the checkpoint to start from.
 
     `start` is the checkpoint directory to start from, or None for step 0; it is chosen after the plan was resolved. `continues`
     is True if the run itself saved this checkpoint: then the whole state is restored, and `finetune`, `no_load_optim` and
@@ -81,6 +91,7 @@ class Checkpointing:
     verify: bool
     no_save_optim: bool
     no_save_rng: bool
+    ckpt_layout: str | None
     exit_interval: int | None
     exit_duration_minutes: float | None
     start: str | None = None
@@ -93,6 +104,10 @@ class Checkpointing:
     def may_save_async(self, is_on_gpu: bool) -> bool:
         """Return whether checkpoints are written while training continues, if the nodes' memory holds them."""
         return self.save is not None and (is_on_gpu if self.async_save is None else self.async_save)
+
+    def saves_hybrid_layers(self, starts_hybrid: bool) -> bool:
+        """Return whether checkpoints have the layers of HybridModel. `starts_hybrid`: the checkpoint to start from has them."""
+        return starts_hybrid if self.ckpt_layout is None else self.ckpt_layout == HYBRID
 
     @property
     def is_remote(self) -> bool:
@@ -134,9 +149,19 @@ def resolve_checkpointing(options: dict[str, Any]) -> Checkpointing:
         verify=not options["no_verify"],
         no_save_optim=options["no_save_optim"],
         no_save_rng=options["no_save_rng"],
+        ckpt_layout=options["ckpt_layout"],
         exit_interval=options["exit_interval"],
         exit_duration_minutes=options["exit_duration_in_mins"],
     )
+
+
+def check_layout(settings: Checkpointing, architecture: Architecture) -> Iterator[ToolError]:
+    """Yield BadConfig for a model that HybridModel cannot have."""
+    if settings.ckpt_layout == HYBRID:
+        try:
+            hybrid_pattern.of_architecture(architecture)
+        except BadConfig as error:
+            yield BadConfig(f"--ckpt-layout hybrid: {error}", "drop --ckpt-layout")
 
 
 def check(settings: Checkpointing) -> Iterator[ToolError]:

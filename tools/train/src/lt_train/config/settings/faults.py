@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from lt_shared import console
-from lt_shared.console import BadConfig, ToolError
+from lt_shared.console import BadConfig, ToolError, UsageError
 from lt_train.config.settings.memory import Memory
 
 OPTIONS = console.section(
@@ -25,6 +25,18 @@ OPTIONS = console.section(
         help="Restart failed ranks from the newest checkpoint, at most this many times.",
     ),
     click.option(
+        "--min-nodes",
+        type=click.IntRange(min=1),
+        help="Go on with at least this many nodes after a node is lost; take it back when it returns.",
+    ),
+    click.option(
+        "--wait-for-nodes",
+        type=console.FiniteRange(min=0),
+        default=60.0,
+        metavar="SECONDS",
+        help="With --min-nodes, wait this long for missing nodes.",
+    ),
+    click.option(
         "--check-replay-interval",
         type=click.IntRange(min=1),
         help="Run every Nth step twice. If the results differ, report the rank and exit with 76.",
@@ -34,9 +46,18 @@ OPTIONS = console.section(
 
 @dataclasses.dataclass(frozen=True)
 class Faults:
+    """`min_nodes` is None unless the run may go on after a node is lost.
+
+    In an attempt of such a run, `present_nodes` of `all_nodes` nodes take part.
+    """
+
     timeout_minutes: float
     max_restarts: int
     check_replay_interval: int | None = None
+    min_nodes: int | None = None
+    wait_for_nodes_seconds: float = 60.0
+    present_nodes: int = 1
+    all_nodes: int = 1
 
     @property
     def timeout_seconds(self) -> float:
@@ -44,7 +65,22 @@ class Faults:
 
 
 def resolve_faults(options: dict[str, Any]) -> Faults:
-    return Faults(options["distributed_timeout_minutes"], options["max_restarts"], options["check_replay_interval"])
+    """Resolve the options. Raises UsageError for --min-nodes if the batch depends on the nodes, or without checkpoints."""
+    if options["min_nodes"]:
+        if not options["global_batch_size"] and not options["step_batch_size_schedule"]:
+            raise UsageError(
+                "--min-nodes without --global-batch-size: the batch would change with the number of nodes",
+                "add --global-batch-size",
+            )
+        if not options["save"] or options["no_save_optim"]:
+            raise UsageError("--min-nodes without checkpoints to go on from", "add --save, and drop --no-save-optim")
+    return Faults(
+        options["distributed_timeout_minutes"],
+        options["max_restarts"],
+        options["check_replay_interval"],
+        options["min_nodes"],
+        options["wait_for_nodes"],
+    )
 
 
 def check(faults: Faults, memory: Memory) -> Iterator[ToolError]:

@@ -1,0 +1,173 @@
+"""Layer patterns of megatron-core's HybridModel (`--hybrid-layer-pattern`), and the blocks of a decoder that they describe.
+
+A layer of GPTModel has a mixer and an MLP. HybridModel numbers them separately: `*-*-` is two blocks of attention and MLP, the
+layers 0 to 3. `|` marks a border of pipeline stages, and `/` begins the pattern of a multi-token prediction layer.
+
+A new kind of layer is a row of `MIXERS` or `MLPS` here. Its tensors are rows of a family's table in lt-convert.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from lt_shared.console import BadConfig
+from lt_shared.models.architecture import Architecture
+from lt_shared.models.architecture.sizes import ATTENTION, LATENT_ATTENTION
+
+STAGE_BORDER, PREDICTION = "|", "/"
+# The symbols of mixers by kind, and of MLPs without and with experts.
+MIXERS = {ATTENTION: "*", LATENT_ATTENTION: "+"}
+MLPS = {False: "-", True: "E"}
+EXPERTS = MLPS[True]
+# megatron-core's layers without a mixer or MLP here.
+UNSUPPORTED = {
+    "M": "a state-space layer (Mamba-2)",
+    "G": "a gated delta layer (GDN)",
+    "D": "sparse attention with an indexer (DeepSeek Sparse Attention)",
+}
+# Megatron-LM's arguments for the pattern: today's name, and the name until 2025.
+ARGUMENTS = ("hybrid_layer_pattern", "hybrid_override_pattern")
+# The function that builds every pattern's layers, as Megatron-LM's `--spec` and the name before it had it.
+SPEC = ("megatron.core.models.hybrid.hybrid_layer_specs", "hybrid_stack_spec")
+SPECS = (SPEC, ("megatron.core.models.mamba.mamba_layer_specs", "mamba_stack_spec"))
+_WITHOUT_STATE_SPACE = ("is_hybrid_model", "hybrid_attention_ratio", "hybrid_mlp_ratio")
+
+
+@dataclasses.dataclass(frozen=True)
+class Pattern:
+    """The blocks of a decoder: each with its kind of mixer and whether it has experts. `stages` counts the blocks per stage.
+
+    `stages` is empty for a pattern without borders.
+    """
+
+    blocks: tuple[tuple[str, bool], ...]
+    stages: tuple[int, ...] = ()
+
+    @property
+    def expert_frequency(self) -> list[int]:
+        """Megatron's `moe_layer_freq`: 1 for a block with experts, 0 for a dense block."""
+        return [int(has_experts) for _, has_experts in self.blocks]
+
+
+def symbols(architecture: Architecture, layer: int) -> str:
+    """The symbols of a block of `architecture`, by its index from 0. Raises BadConfig for a mixer that HybridModel lacks."""
+    mixer, has_experts = architecture.layer_kind(layer)
+    if mixer not in MIXERS:
+        raise BadConfig(f"{architecture.name}: layer {layer} has the mixer {mixer}, which megatron-core's HybridModel lacks")
+    return MIXERS[mixer] + MLPS[has_experts]
+
+
+def of_architecture(architecture: Architecture) -> str:
+    """The pattern of an architecture. Raises BadConfig for multi-token prediction layers, and as `symbols`."""
+    if architecture.mtp_num_layers:
+        raise BadConfig(
+            f"{architecture.name}: {architecture.mtp_num_layers} multi-token prediction layers, which are not supported in the"
+            " layers of HybridModel",
+            "keep megatron-core's GPTModel, or drop them with mtp_num_layers 0",
+        )
+    return "".join(symbols(architecture, layer) for layer in range(architecture.num_layers))
+
+
+def positions(layer: int) -> tuple[int, int]:
+    """The numbers of a block's mixer and MLP among the layers of HybridModel, all from 0."""
+    return 2 * layer, 2 * layer + 1
+
+
+def parse(text: str, name: str) -> Pattern:
+    """Parse a pattern of attention and MLP in turns. Raises BadConfig, naming `name` and the kind of layer, for any other."""
+    decoder, has_prediction, prediction = text.partition(PREDICTION)
+    if has_prediction and prediction.strip(PREDICTION):
+        raise BadConfig(
+            f"{name}: the layer pattern {text!r:.80} has multi-token prediction layers ({prediction!r:.20}), which are not"
+            " supported in the layers of HybridModel",
+            "keep megatron-core's GPTModel for them",
+        )
+    mixers = {symbol: kind for kind, symbol in MIXERS.items()}
+    mlps = {symbol: has_experts for has_experts, symbol in MLPS.items()}
+    for number, symbol in enumerate(decoder.replace(STAGE_BORDER, "")):
+        if symbol in UNSUPPORTED:
+            raise BadConfig(
+                f"{name}: layer {number} of the layer pattern {text!r:.80} is {UNSUPPORTED[symbol]}, which is not supported"
+            )
+        if symbol not in mixers and symbol not in mlps:
+            known = " ".join((*mixers, *mlps))
+            raise BadConfig(
+                f"{name}: {symbol!r} in the layer pattern {text!r:.80} is no kind of layer", f"known here are {known}"
+            )
+    stages = [_blocks(stage, mixers, mlps) for stage in decoder.split(STAGE_BORDER)]
+    if not decoder or None in stages:
+        raise BadConfig(
+            f"{name}: the layer pattern {text!r:.80} is not attention and an MLP in turns, in each pipeline stage",
+            "known here are patterns of the pairs *- *E +- +E",
+        )
+    known_stages = [stage for stage in stages if stage is not None]
+    blocks = tuple(block for stage in known_stages for block in stage)
+    return Pattern(blocks, tuple(map(len, known_stages)) if len(stages) > 1 else ())
+
+
+def _blocks(stage: str, mixers: Mapping[str, str], mlps: Mapping[str, bool]) -> list[tuple[str, bool]] | None:
+    """The blocks of a stage, None if mixers and MLPs do not take turns in it."""
+    pairs = list(zip(stage[::2], stage[1::2], strict=False))
+    if len(stage) % 2 or any(mixer not in mixers or mlp not in mlps for mixer, mlp in pairs):
+        return None
+    return [(mixers[mixer], mlps[mlp]) for mixer, mlp in pairs]
+
+
+def stored(arguments: Mapping[str, Any]) -> str | None:
+    """The pattern in Megatron's arguments, None for a GPTModel."""
+    return next((arguments[name] for name in ARGUMENTS if isinstance(arguments.get(name), str) and arguments[name]), None)
+
+
+def to_decoder(arguments: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """GPTModel's arguments for the model that HybridModel's `arguments` describe. GPTModel's arguments are returned unchanged.
+
+    Raises BadConfig for a pattern with other layers than attention and MLPs, and for settings that contradict the pattern.
+    """
+    text = stored(arguments)
+    if text is None:
+        return dict(arguments)
+    pattern = parse(text, name)
+    result = {key: value for key, value in arguments.items() if key not in (*ARGUMENTS, *_WITHOUT_STATE_SPACE)}
+    if tuple(result.get("spec") or ()) in SPECS:
+        del result["spec"]
+    kinds = {kind for kind, _ in pattern.blocks}
+    if len(kinds) > 1:
+        raise BadConfig(f"{name}: the layer pattern {text!r:.80} has attention of two kinds, and megatron-core takes one")
+    result |= {"num_layers": len(pattern.blocks), "multi_latent_attention": kinds == {LATENT_ATTENTION}}
+    frequency = pattern.expert_frequency
+    if not any(frequency):
+        result["num_experts"] = None
+    elif not result.get("num_experts"):
+        raise BadConfig(f"{name}: the layer pattern {text!r:.80} has experts, and num_experts is not set")
+    else:
+        result["moe_layer_freq"] = frequency
+    if result.get("window_attn_skip_freq"):
+        result["window_attn_skip_freq"] = _windows_of_blocks(result["window_attn_skip_freq"], pattern, name)
+    return result
+
+
+def _windows_of_blocks(frequency: Any, pattern: Pattern, name: str) -> list[int]:
+    """1 for each block with a window, from `window_attn_skip_freq`, which counts the layers of HybridModel."""
+    layers = 2 * len(pattern.blocks)
+    if isinstance(frequency, list | tuple):
+        if len(frequency) != layers:
+            raise BadConfig(
+                f"{name}: window_attn_skip_freq has {len(frequency)} layers, and the layer pattern has {layers}",
+                "HybridModel counts attention and MLP as layers of their own",
+            )
+        return [int(bool(has_window)) for has_window in frequency[::2]]
+    if type(frequency) is not int:
+        raise BadConfig(f"{name}: window_attn_skip_freq is {frequency!r:.80}, neither a number of layers nor a list of 0 and 1")
+    return [int((2 * block + 1) % frequency != 0) for block in range(len(pattern.blocks))]
+
+
+def from_decoder(arguments: Mapping[str, Any], architecture: Architecture) -> dict[str, Any]:
+    """HybridModel's arguments, from GPTModel's for the same architecture. Raises BadConfig as `of_architecture`."""
+    pattern = of_architecture(architecture)
+    result = {key: value for key, value in arguments.items() if key != "moe_layer_freq"}
+    result |= {"num_layers": len(pattern), ARGUMENTS[0]: pattern, "spec": list(SPEC)}
+    if architecture.window_attn_skip_freq:
+        # MLPs have no window; their numbers count all the same.
+        windows = [architecture.window(layer) is not None for layer in range(architecture.num_layers)]
+        result["window_attn_skip_freq"] = [int(has_window) for window in windows for has_window in (window, False)]
+    return result

@@ -1,0 +1,96 @@
+"""Commands of Megatron-LM's pretrain_hybrid.py: models are those of pretrain_gpt.py, and checkpoints are HybridModel's."""
+
+from typing import Any
+
+import pytest
+from layouts import assembled
+
+from lt_shared.console import BadData
+from lt_train.importers import megatron_lm
+from lt_train.importers.effects import Effect
+
+MODEL = (
+    "--hidden-size 128 --num-attention-heads 4 --seq-length 64 --max-position-embeddings 64 --micro-batch-size 1 --swiglu "
+    "--position-embedding-type rope --normalization RMSNorm --disable-bias-linear --untie-embeddings-and-output-weights "
+    "--train-iters 4 --lr 1e-3 --bf16 --vocab-size 2048"
+)
+SPEC = "--spec megatron.core.models.hybrid.hybrid_layer_specs hybrid_stack_spec"
+
+
+def translated(pattern: str, more: str = "", program: str = "pretrain_hybrid.py") -> Any:
+    words = ["torchrun", program, *MODEL.split(), *SPEC.split(), "--hybrid-layer-pattern", pattern, *more.split()]
+    return megatron_lm.translate(words)
+
+
+def options(pattern: str, more: str = "") -> dict[str, Any]:
+    translation = translated(pattern, more)
+    assert not translation.lost(Effect.MODEL), translation.lost(Effect.MODEL)
+    assert not translation.lost(Effect.RUN), translation.lost(Effect.RUN)
+    return dict(translation.options)
+
+
+def test_it_is_the_model_of_pretrain_gpt() -> None:
+    hybrid = options("*-*-*-", "--num-layers 6")
+    gpt = megatron_lm.translate(["torchrun", "pretrain_gpt.py", "--num-layers", "3", *MODEL.split()]).options
+    assert hybrid == {**gpt, "ckpt_layout": "hybrid"}
+    words = [
+        f"--{name.replace('_', '-')}={hybrid[name]}"
+        for name in ("num_layers", "hidden_size", "num_attention_heads", "ckpt_layout")
+    ]
+    config = assembled([*words, "--mock-data"])
+    assert (config.architecture.num_layers, config.checkpointing.saves_hybrid_layers(False)) == (3, True)
+
+
+def test_experts() -> None:
+    experts = "--num-experts 4 --moe-ffn-hidden-size 64 --moe-router-topk 2"
+    assert "moe_layer_freq" not in options("*E*E", experts)
+    assert options("*-*E*E", experts)["moe_layer_freq"] == "([0]*1+[1]*2)"
+    without = options("*-*-", experts)
+    assert not [name for name in without if name.startswith("moe_") or name == "num_experts"]
+
+
+TWO_STAGES = "--pipeline-model-parallel-size 2"
+VIRTUAL, FIRST, LAST, RECOMPUTED = ("num_virtual_stages_per_pipeline_rank", *megatron_lm.hybrid_model.COUNTS)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "more", "expected"),
+    [
+        ("*-*-|*-*-", TWO_STAGES, {}),
+        ("*-|*-|*-|*-", TWO_STAGES, {VIRTUAL: 2}),
+        ("*-*-|*-", TWO_STAGES, {FIRST: 2, LAST: 1}),
+        ("*-*-*-", f"{TWO_STAGES} --decoder-first-pipeline-num-layers 4", {FIRST: 2}),
+        ("*-*-", "--recompute-granularity full --recompute-method uniform --recompute-num-layers 2", {RECOMPUTED: 1}),
+    ],
+)
+def test_counts_of_layers(pattern: str, more: str, expected: dict[str, int]) -> None:
+    result = options(pattern, more)
+    assert {name: result[name] for name in (VIRTUAL, FIRST, LAST, RECOMPUTED) if name in result} == expected
+
+
+def test_stages_that_lt_train_has_not_are_told() -> None:
+    translation = translated("*-|*-*-|*-|*-", "--pipeline-model-parallel-size 4")
+    assert [entry.value for entry in translation.lost(Effect.RUN)] == ["1|2|1|1"]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "more", "reason"),
+    [
+        ("M-M*-", "", "state-space layer"),
+        ("*-G-", "", "gated delta layer"),
+        ("*-*-/*-", "", "multi-token prediction"),
+        ("**--", "", "attention and an MLP in turns"),
+        ("*E*-", "--num-experts 4", "dense layers behind experts"),
+        ("*E*E", "", "has experts"),
+        ("+-+-", "", "latent attention"),
+        ("*-|*-|*-", "--pipeline-model-parallel-size 2", "3 stages for 2 pipeline ranks"),
+    ],
+)
+def test_other_patterns_are_refused(pattern: str, more: str, reason: str) -> None:
+    with pytest.raises(BadData, match=reason):
+        translated(pattern, more)
+
+
+def test_without_a_pattern_all_layers_are_of_another_kind() -> None:
+    with pytest.raises(BadData, match="state-space layers"):
+        megatron_lm.translate(["torchrun", "pretrain_hybrid.py", *MODEL.split()])

@@ -1,0 +1,169 @@
+"""A node is lost, the run goes on with the other, and takes the node back: its losses are those of runs resharded by hand.
+
+Two launchers on this machine are the nodes, with two ranks each.
+"""
+
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from reserved_ports import free_port
+from running import environment, faulty, losses, quick_command, train
+
+from lt_shared.console import BadConfig, ExitCode, UsageError
+from lt_shared.contracts import checkpoint_layout
+from lt_train.config.options import schema
+from lt_train.config.run_config import RunConfig
+from lt_train.launch import elastic_run, launcher
+from lt_train.planner import memory_estimate
+from lt_train.planner.resolve import resolve_run_config
+from lt_train.process import device, rank_environment
+
+MODEL = (
+    *("--mock-data", "--model", "tiny", "--num-layers", "1", "--hidden-size", "64", "--ffn-hidden-size", "128"),
+    *("--device", "cpu", "--seq-length", "16", "--global-batch-size", "8", "--micro-batch-size", "1", "--log-interval", "1"),
+    *("--eval-iters", "0", "--train-iters", "8", "--save-interval", "2", "--lr", "1e-2", "--lr-warmup-iters", "0"),
+    "--use-distributed-optimizer",
+)
+ELASTIC = ("--min-nodes", "1", "--wait-for-nodes", "0", "--ranks", "2")
+# The launcher of the second node dies while its ranks save step 4. When the first node has saved it alone, it waits there until
+# the second node is back, which takes part from that step on, or from the next checkpoint.
+FAULTS = "2:fsync:iter_0000004:SIGKILL:launcher,0:rename:iter_0000004:REGROUP:rank"
+
+
+class Job:
+    """The run in `save`, whose nodes are launchers as in two pods of a PyTorchJob."""
+
+    def __init__(self, save: Path, *options: str, fault: str = ""):
+        self.save = save
+        self._command = quick_command(*MODEL, *ELASTIC, *options, "--save", str(save))
+        shared = {"PET_NNODES": "2", "PET_MASTER_ADDR": "127.0.0.1", "PET_MASTER_PORT": str(free_port()), "OMP_NUM_THREADS": "1"}
+        self._variables = environment() | shared | faulty(fault)
+
+    @contextmanager
+    def node(self, number: int) -> Iterator[subprocess.Popen[str]]:
+        variables = self._variables | {"PET_NODE_RANK": str(number)}
+        with subprocess.Popen(self._command, env=variables, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True) as node:
+            try:
+                yield node
+            finally:
+                node.kill()
+
+
+def messages(node: subprocess.Popen[str], last: str | None = None) -> str:
+    """Read the node's messages, up to a line with the text `last`, or else to the node's end."""
+    assert node.stderr is not None
+    lines = []
+    for line in node.stderr:
+        lines.append(line)
+        if last and last in line:
+            return "".join(lines)
+    assert last is None, "".join(lines)
+    return "".join(lines)
+
+
+def by_hand(place: Path, checkpoint: Path, ranks: int, *options: str) -> dict[tuple[str, int], float]:
+    """The losses of a run in `place` that goes on from a copy of `checkpoint` with a number of ranks."""
+    place.mkdir()
+    shutil.copytree(checkpoint, place / checkpoint.name)
+    done = train(*MODEL, "--ranks", str(ranks), *options, "--save", str(place), OMP_NUM_THREADS="1")
+    assert done.code in (ExitCode.OK, ExitCode.TRY_AGAIN), done.err
+    return losses(place)
+
+
+def test_a_node_is_lost_and_taken_back(tmp_path: Path) -> None:
+    job = Job(tmp_path / "run", fault=FAULTS)
+    with job.node(0) as first:
+        with job.node(1) as second:
+            assert second.wait() == -9, messages(second)
+        log = messages(first, "going on with 1 of 2 node(s) from iteration 2")
+        assert re.search(r"node 1 \(\S+\) of 2 is lost: waiting up to 0 s for it", log)
+        with job.node(1) as second:
+            rest = messages(first)
+            assert first.wait() == 0, rest
+            assert second.wait() == 0, messages(second)
+    assert "2 of 2 node(s) are there: all take part after the next checkpoint" in rest
+    together = re.search(r"going on with 2 of 2 node\(s\) from iteration ([46])", rest)
+    assert together, rest
+    back = int(together[1])
+    assert checkpoint_layout.read_tracker(job.save) == 8
+    recorded = losses(job.save)
+    assert [step for _, step in recorded] == list(range(1, 9))
+
+    directories = [checkpoint_layout.iteration_directory(job.save, step) for step in (2, back)]
+    one_node = by_hand(tmp_path / "one", directories[0], 2, "--exit-interval", str(back))
+    two_nodes = by_hand(tmp_path / "two", directories[1], 4)
+    assert {**one_node, **two_nodes} == {key: loss for key, loss in recorded.items() if key[1] > 2}
+    assert one_node.keys() == {("step", step) for step in range(3, back + 1)}
+
+
+NODE = {"PET_NNODES": "2", "PET_NODE_RANK": "0", "PET_MASTER_ADDR": "127.0.0.1"}
+SAVED = ("--min-nodes", "1", "--save", "run", "--mock-data", "--device", "cpu", "--ranks", "2")
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        (("--tensor-model-parallel-size", "4"), "no number of nodes works; on 1: 2 ranks do not divide into tensor parallel 4"),
+        (("--min-nodes", "3"), "--min-nodes 3, and the job has 2 node"),
+    ],
+)
+def test_runs_that_cannot_go_on_with_fewer_nodes(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, options: tuple[str, ...], reason: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name, value in NODE.items():
+        monkeypatch.setenv(name, value)
+    words = (*SAVED, "--model", "tiny", "--global-batch-size", "4", *options)
+
+    def resolve(nodes: int | None = None, ranks: int | None = None) -> RunConfig:
+        return resolve_run_config(schema().make_context("lt-train", [*words]).params, (), nodes, ranks)
+
+    with pytest.raises(BadConfig, match=reason):
+        launcher.launch(resolve(), resolve)
+
+
+def test_memory_that_suffices_on_two_nodes_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    words = (*SAVED, "--model", "llama3.2-1b", "--seq-length", "64", "--global-batch-size", "4", "--use-distributed-optimizer")
+    for name, value in NODE.items():
+        monkeypatch.setenv(name, value)
+
+    def resolve(nodes: int | None = None, ranks: int | None = None) -> RunConfig:
+        return resolve_run_config(schema().make_context("lt-train", [*words]).params, (), nodes, ranks)
+
+    config, node = resolve(), rank_environment.find_node()
+    assert node
+    nodes = elastic_run.Nodes(node, config, resolve, launcher.prepare)
+    monkeypatch.setattr(device, "host_memory", lambda: 2**40)
+    assert nodes.usable_counts() == (1, 2)
+    # A rank of one node has an optimizer state twice as large.
+    monkeypatch.setattr(device, "host_memory", lambda: 2 * memory_estimate.estimate(config).fullest_rank.total)
+    with pytest.raises(BadConfig, match="on 1: the plan does not fit"):
+        nodes.usable_counts()
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        (("--save", "run"), "--min-nodes without --global-batch-size"),
+        (("--global-batch-size", "4"), "without checkpoints to go on from"),
+        (("--global-batch-size", "4", "--save", "run", "--no-save-optim"), "without checkpoints to go on from"),
+    ],
+)
+def test_options_that_elastic_runs_need(options: tuple[str, ...], reason: str) -> None:
+    words = ["--min-nodes", "1", "--mock-data", "--device", "cpu", "--model", "tiny", *options]
+    with pytest.raises(UsageError, match=reason):
+        resolve_run_config(schema().make_context("lt-train", words).params, ())
+
+
+def test_ranks_of_another_launcher_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    torchrun = {"RANK": "0", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "WORLD_SIZE": "2", "MASTER_PORT": "29500"}
+    for name, value in (torchrun | {"MASTER_ADDR": "127.0.0.1"}).items():
+        monkeypatch.setenv(name, value)
+    words = [*SAVED[:-2], "--model", "tiny", "--global-batch-size", "4"]
+    with pytest.raises(BadConfig, match="torchrun has started this one"):
+        launcher.launch(resolve_run_config(schema().make_context("lt-train", words).params, ()))

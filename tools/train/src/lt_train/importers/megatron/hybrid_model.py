@@ -1,0 +1,116 @@
+"""Translate the layer pattern of Megatron-LM's pretrain_hybrid.py.
+
+A pattern of attention and MLP in turns is an ordinary transformer. Numbers of layers count attention and MLP separately there.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from lt_shared.console import BadConfig, BadData
+from lt_shared.models import hybrid_pattern
+from lt_shared.models.architecture.sizes import LATENT_ATTENTION
+from lt_shared.models.hybrid_pattern import Pattern
+from lt_train.config.settings.checkpointing import HYBRID
+from lt_train.importers.effects import Effect
+from lt_train.importers.ledger import Ledger
+
+PROGRAM = "pretrain_hybrid.py"
+OF_PATTERN = "--hybrid-layer-pattern says it"
+STAGES = "lt-train divides the layers evenly among pipeline stages, but for the first and the last"
+UNSCALED = "HybridModel has no scaling of RoPE, and ignores it"
+# Options that count layers of HybridModel: twice the layers of lt-train.
+COUNTS = ("decoder_first_pipeline_num_layers", "decoder_last_pipeline_num_layers", "recompute_num_layers")
+
+
+def is_hybrid(program: str) -> bool:
+    return program.rpartition("/")[2] == PROGRAM
+
+
+def translate(ledger: Ledger, program: str) -> None:
+    """Translate the pattern. Raises BadData, naming the kind of layer, for a pattern that lt-train cannot train."""
+    key = next((name for name in hybrid_pattern.ARGUMENTS if ledger.has(name)), None)
+    if key is None:
+        if is_hybrid(program):
+            raise BadData(
+                f"{PROGRAM} without --hybrid-layer-pattern trains state-space layers (Mamba-2) alone, which is not supported"
+            )
+        return
+    text = "".join(ledger.take(key))
+    try:
+        pattern = hybrid_pattern.parse(text, f"--{key.replace('_', '-')}")
+    except BadConfig as error:
+        raise BadData(str(error), error.hint) from None
+    ledger.drop("num_layers", OF_PATTERN)
+    ledger.set("num_layers", len(pattern.blocks), key)
+    ledger.set("ckpt_layout", HYBRID, key)
+    ledger.drop("is_hybrid_model", OF_PATTERN)
+    if tuple(ledger.peek("spec") or ()) in hybrid_pattern.SPECS:
+        ledger.drop("spec", "lt-train has layers of its own")
+    _attention(ledger, pattern, text)
+    _experts(ledger, pattern, text)
+    _stages(ledger, pattern, key, text)
+    for name in ("use_rope_scaling", "rope_scaling_factor"):
+        ledger.drop(name, UNSCALED)
+    for name in COUNTS:
+        _halve(ledger, name)
+
+
+def _attention(ledger: Ledger, pattern: Pattern, text: str) -> None:
+    kinds = {kind for kind, _ in pattern.blocks}
+    if len(kinds) > 1 or (LATENT_ATTENTION not in kinds and ledger.has("multi_latent_attention")):
+        raise BadData(
+            f"the layer pattern {text!r:.80} has another kind of attention than the options", "use * or + for all layers"
+        )
+    if LATENT_ATTENTION in kinds and not ledger.has("multi_latent_attention"):
+        raise BadData(f"the layer pattern {text!r:.80} has latent attention", "add --multi-latent-attention")
+
+
+def _experts(ledger: Ledger, pattern: Pattern, text: str) -> None:
+    frequency = pattern.expert_frequency
+    if any(frequency) and not ledger.has("num_experts"):
+        raise BadData(f"the layer pattern {text!r:.80} has experts", "add --num-experts")
+    ledger.drop("moe_layer_freq", OF_PATTERN)
+    if not any(frequency):
+        ledger.drop("num_experts", "the layer pattern has no experts")
+        return
+    dense = frequency.index(1)
+    if 0 in frequency[dense:]:
+        raise BadData(f"the layer pattern {text!r:.80} has dense layers behind experts", "lt-train has dense layers first")
+    if dense:
+        ledger.set("moe_layer_freq", f"([0]*{dense}+[1]*{len(frequency) - dense})")
+
+
+def _stages(ledger: Ledger, pattern: Pattern, key: str, text: str) -> None:
+    """Carry the borders of the pipeline stages over."""
+    sizes, ranks = pattern.stages, _whole(ledger.peek("pipeline_model_parallel_size")) or 1
+    if not sizes:
+        return
+    if len(sizes) % ranks:
+        raise BadData(f"the layer pattern {text!r:.80} has {len(sizes)} stages for {ranks} pipeline ranks", "use a multiple")
+    if len(sizes) > ranks > 1:
+        ledger.set("num_virtual_stages_per_pipeline_rank", len(sizes) // ranks, key)
+    if ranks == 1 or len(set(sizes)) == 1:
+        return
+    if len(sizes) > ranks or len(set(sizes[1:-1])) > 1:
+        ledger.drop_value(f"{key} stages", "|".join(map(str, sizes)), STAGES, Effect.RUN)
+        return
+    ledger.set("decoder_first_pipeline_num_layers", sizes[0], key)
+    ledger.set("decoder_last_pipeline_num_layers", sizes[-1], key)
+
+
+def _halve(ledger: Ledger, name: str) -> None:
+    """Count blocks instead of the layers of HybridModel."""
+    if not ledger.has(name):
+        return
+    words = ledger.take(name)
+    layers = _whole(words)
+    if layers >= 2 and layers % 2 == 0:
+        ledger.set(name, layers // 2, name)
+    else:
+        effect = Effect.NONE if name == "recompute_num_layers" else Effect.RUN
+        ledger.drop_value(name, " ".join(words), "it ends between attention and MLP, and lt-train's layers have both", effect)
+
+
+def _whole(words: Sequence[str] | Any) -> int:
+    text = "".join(words or ())
+    return int(text) if text.isdigit() and len(text) < 10 else 0
