@@ -251,7 +251,9 @@ def lowest(session: nox.Session) -> None:
     session.install("-c", str(CONSTRAINTS), "uv")
     editable = [word for path in DISTRIBUTIONS for word in ("-e", LOWEST.get(path, path))]
     session.run(
-        *("uv", "pip", "install", "--no-config", "--resolution", "lowest-direct", "--python", session.virtualenv.location),
+        # Without tool.uv.sources, which is about installations that are not editable.
+        *("uv", "pip", "install", "--no-config", "--no-sources", "--resolution", "lowest-direct"),
+        *("--python", session.virtualenv.location),
         *editable,
         env={"LT_SHARED_BY_VERSION": "1"},
     )
@@ -270,7 +272,7 @@ def newest(session: nox.Session) -> None:
     words = [word for word in words if word != "--megatron"]
     session.install("-c", str(CONSTRAINTS), "uv")
     prereleases = ("--prerelease", "allow") if "--pre" in words else ()
-    pip = ("uv", "pip", "install", "--no-config", "--python", session.virtualenv.location)
+    pip = ("uv", "pip", "install", "--no-config", "--no-sources", "--python", session.virtualenv.location)
     editable = [word for path in DISTRIBUTIONS for word in ("-e", path)]
     requirements = ("-r", "tests/requirements.txt", "-r", "tests/install/requirements.txt")
     session.run_install(*pip, "--upgrade", *prereleases, *editable, *requirements, env={"LT_SHARED_BY_VERSION": "1"})
