@@ -38,7 +38,8 @@ class Library:
         self._path = path
         self._version = tokenizers.__version__
         with self._failures("not a tokenizer", Unreadable), _file(path, content) as name:
-            self._tokenizer = tokenizers.Tokenizer.from_file(name)
+            # The stubs of one version lack the functions of the other.
+            self._tokenizer: Any = tokenizers.Tokenizer.from_file(name)
         self._options: dict[str, Any] = {"add_special_tokens": False}
         if hasattr(self._tokenizer, "no_truncation"):
             self._tokenizer.no_truncation()
@@ -54,7 +55,7 @@ class Library:
     def encode(self, texts: Sequence[str], subject: str = "a text") -> tuple[Ids, Lengths]:
         """Return all texts' ids and each text's number of ids. Raises BadData that names `subject`."""
         with self._failures(f"its library cannot encode {subject}", BadData):
-            encodings = self._encode_batch(list(texts), **self._options)
+            encodings: list[Any] = self._encode_batch(list(texts), **self._options)
         if not encodings:
             return np.zeros(0, np.int32), np.zeros(0, np.int64)
         has_arrays = hasattr(encodings[0], "ids_array")
@@ -119,7 +120,7 @@ def normalizer_of_form_c() -> Callable[[str], str]:
         return normalize
     # A vocabulary of the 256 bytes without merges: the ids are the bytes of the normalized text.
     byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
-    content = {
+    content: dict[str, Any] = {
         "version": "1.0",
         "truncation": None,
         "padding": None,
