@@ -41,6 +41,7 @@ class Library:
             # The stubs of one version lack the functions of the other.
             self._tokenizer: Any = tokenizers.Tokenizer.from_file(name)
         self._options: dict[str, Any] = {"add_special_tokens": False}
+        self._token_of: Callable[[int], str | None]
         if hasattr(self._tokenizer, "no_truncation"):
             self._tokenizer.no_truncation()
             self._tokenizer.no_padding()
