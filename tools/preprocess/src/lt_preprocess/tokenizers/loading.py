@@ -96,17 +96,16 @@ def _tokenizer_json(files: TokenizerFiles, parse: bool) -> Tokenizer:
 
 
 def _reference(files: TokenizerFiles, parse: bool, compiled: Tokenizer, vocabulary: Vocabulary) -> Tokenizer:
-    """The tokenizer that checks a compiled one: the tokenizers package's, or one in Python if the package refuses the file."""
-    from lt_preprocess.tokenizers import layers, pattern_codes, reference_libraries
-    from lt_preprocess.tokenizers.byte_level import Slow
-    from lt_preprocess.tokenizers.tokenizers_package import Unreadable
+    """The tokenizer that checks a compiled one: the tokenizers package's, or in its version 1 the one in Python.
 
-    try:
+    Version 1 cuts characters that are new in Unicode 17 in another way than 0.20 to 0.23, and reads only some patterns.
+    """
+    from lt_preprocess.tokenizers import layers, pattern_codes, reference_libraries, tokenizers_package
+    from lt_preprocess.tokenizers.byte_level import Slow
+
+    if vocabulary.pattern == pattern_codes.BYTE_FALLBACK or tokenizers_package.has_pattern_engine():
         return reference_libraries.HuggingFace(files, parse, compiled=compiled)
-    except Unreadable:
-        if vocabulary.pattern == pattern_codes.BYTE_FALLBACK:
-            raise
-        return layers.around(Slow(vocabulary), vocabulary, parse)
+    return layers.around(Slow(vocabulary), vocabulary, parse)
 
 
 def _sentencepiece(files: TokenizerFiles, parse: bool) -> Tokenizer:

@@ -70,7 +70,9 @@ def _cut_by(pattern: str) -> Cut:
 def _library_cut(pattern: str, problem: str) -> Cut:
     import tokenizers
 
-    if not hasattr(tokenizers, "Regex"):
+    from lt_preprocess.tokenizers import tokenizers_package
+
+    if not tokenizers_package.has_pattern_engine():
         raise Unavailable(
             f"tokenizers {tokenizers.__version__} has no engine for the split pattern {pattern!r:.60} ({problem})",
             "pip install 'tokenizers<1'",

@@ -37,7 +37,9 @@ class Library:
 
         self._path = path
         self._version = tokenizers.__version__
-        with self._failures("not a tokenizer", Unreadable), _file(path, content) as name:
+        is_whole = has_pattern_engine()
+        what = "not a tokenizer" if is_whole else f"tokenizers {self._version} cannot read it, and another version may"
+        with self._failures(what, Unreadable), _file(path, content) as name:
             # The stubs of one version lack the functions of the other.
             self._tokenizer: Any = tokenizers.Tokenizer.from_file(name)
         self._options: dict[str, Any] = {"add_special_tokens": False}
@@ -83,11 +85,18 @@ class Library:
         except BaseException as error:
             if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
                 raise
-            reader = f"tokenizers {self._version}: "
-            raise kind(f"{self._path}: {what}: {reader}{error}", _REMEDY if kind is Unreadable else None) from None
+            hint = _REMEDY if kind is Unreadable and not has_pattern_engine() else None
+            raise kind(f"{self._path}: {what}: {error}", hint) from None
 
 
-_REMEDY = "another version may: pip install 'tokenizers<1'"
+def has_pattern_engine() -> bool:
+    """Whether the installed version cuts text by any pattern; 1.0 knows a list of patterns."""
+    import tokenizers
+
+    return hasattr(tokenizers, "Regex")
+
+
+_REMEDY = "pip install 'tokenizers<1'"
 
 
 @contextlib.contextmanager
