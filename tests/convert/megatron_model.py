@@ -25,6 +25,7 @@ cpu_backend.install("cuda")
 
 from groups_left import leave_groups  # noqa: E402
 from megatron.core import dist_checkpointing, parallel_state  # noqa: E402
+from megatron.core.activations import squared_relu  # noqa: E402
 from megatron.core.dist_checkpointing.dict_utils import nested_values  # noqa: E402
 from megatron.core.dist_checkpointing.mapping import ShardedObject, ShardedTensor, apply_factories  # noqa: E402
 from megatron.core.dist_checkpointing.strategies import filesystem_async  # noqa: E402
@@ -117,9 +118,10 @@ def build(
         num_query_groups=architecture.num_query_groups,
         kv_channels=architecture.kv_channels if not latent else None,
         layernorm_epsilon=architecture.norm_epsilon,
-        normalization="RMSNorm" if llama else "LayerNorm",
+        normalization=architecture.normalization if llama else "LayerNorm",
         activation_func=_activation(architecture),
-        gated_linear_unit=llama,
+        gated_linear_unit=llama and architecture.gated_linear_unit,
+        no_rope_freq=megatron_arguments.to_arguments(architecture).get("no_rope_freq"),
         add_bias_linear=not llama or architecture.add_bias_linear,
         add_qkv_bias=architecture.add_qkv_bias,
         qk_layernorm=architecture.qk_layernorm or bool(latent),
@@ -187,8 +189,10 @@ def build(
 
 
 def _activation(architecture: Architecture) -> Any:
-    if architecture.family != "llama":
+    if architecture.family != "llama" or architecture.activation == "gelu_tanh":
         return functools.partial(torch.nn.functional.gelu, approximate="tanh")
+    if architecture.activation == "relu2":
+        return squared_relu
     return quick_gelu if architecture.attention_sinks else torch.nn.functional.silu
 
 

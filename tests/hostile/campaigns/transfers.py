@@ -32,6 +32,7 @@ from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parents[2] / "train")]
 
+import nursery  # noqa: E402
 from convert_models import write_model  # noqa: E402
 from fault_campaign import Broken, tensor_checksums  # noqa: E402
 
@@ -168,11 +169,16 @@ class Campaign:
             raise SystemExit(f"lt-{tool} {' '.join(words)}: {done.returncode}: {done.stderr}")
 
     def start(self, place: Path, tool: str, words: list[str], variables: dict[str, str]) -> subprocess.CompletedProcess[str]:
-        program = Path(sysconfig.get_path("scripts")) / f"lt-{tool}"
+        """Run the tool with `variables` that disturb it; without them a copy of a process that has imported it: the loader of
+        programs, which reads LD_PRELOAD, plays no part in a copy."""
+        if variables:
+            program = [str(Path(sysconfig.get_path("scripts")) / f"lt-{tool}")]
+        else:
+            program = [nursery.python() if tool == "train" else nursery.light_python(), "-m", f"lt_{tool}"]
         environment = os.environ | {"OMP_NUM_THREADS": "1", "TMPDIR": str(self.folder)} | variables
         with (place / "stdout").open("ab") as output:
             return subprocess.run(
-                [program, *words], cwd=place, env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.PIPE,
+                [*program, *words], cwd=place, env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.PIPE,
                 text=True, timeout=MOST_SECONDS,
             )  # fmt: skip
 

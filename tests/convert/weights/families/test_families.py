@@ -114,6 +114,18 @@ ARCHITECTURES = {
         rope_scaling=YarnScaling(4.0, 16, mscale=0.707, mscale_all_dim=0.707),
     ),
     "deepseek-v2": dataclasses.replace(DEEPSEEK, moe_router_pre_softmax=True),
+    "arcee": dataclasses.replace(LLAMA, activation="relu2", gated_linear_unit=False),
+    "starcoder2": dataclasses.replace(
+        LLAMA,
+        activation="gelu_tanh",
+        gated_linear_unit=False,
+        normalization="LayerNorm",
+        add_bias_linear=True,
+        sliding_window=24,
+        tie_embeddings=True,
+    ),
+    "smollm3": dataclasses.replace(LLAMA, no_rope_freq=2, tie_embeddings=True),
+    "glm": dataclasses.replace(LLAMA, kv_channels=16, rotary_percent=0.5, add_qkv_bias=True, model_type="glm"),
     "gpt2": dataclasses.replace(GPT, tie_embeddings=True),
     "gpt3": GPT,
 }

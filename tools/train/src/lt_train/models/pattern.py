@@ -131,10 +131,12 @@ class Pattern:
 
     def _attention(self, number: int) -> Attention:
         window = self.architecture.window(number - 1)
-        angles = self.local_angles if window is not None else None
-        scale = self.architecture.softmax_scale if angles is not None else rope.score_scale(self.architecture)
+        angles, rotates = self.local_angles if window is not None else None, self.architecture.rotates(number - 1)
+        # The scale of the scores contains the factor of YaRN, which layers without the model's angles do not have.
+        is_unscaled = angles is not None or not rotates
+        scale = self.architecture.softmax_scale if is_unscaled else rope.score_scale(self.architecture)
         core, by_kernel = self._core_attention(number, scale), self.kernels.rope == TRITON
-        return Attention(self.config, self.architecture, self.linears, core, angles, by_kernel)
+        return Attention(self.config, self.architecture, self.linears, core, angles, rotates, by_kernel)
 
     def _latent_attention(self, number: int) -> LatentAttention:
         core = self._core_attention(number, latent_attention.score_scale(self.architecture))

@@ -19,7 +19,7 @@ def stage_parameters(model: Architecture, parallel: Parallelism, pipeline_rank: 
     if is_first:
         dense += vocabulary + (0 if model.family == "llama" else model.max_position_embeddings * model.hidden_size)
     if is_last:
-        dense += model.hidden_size * (1 if model.family == "llama" else 2)
+        dense += model.hidden_size * model.vectors_of_norm
         dense += 0 if model.tie_embeddings and is_first else vocabulary
         if model.mtp_num_layers:
             mtp_dense, mtp_experts = layer_parameters(model, parallel, model.num_layers)
