@@ -105,6 +105,7 @@ def build(
         moe_layer_freq=[0] * dense + [1] * (architecture.num_layers - dense) if dense else 1,
         moe_ffn_hidden_size=architecture.expert_size if architecture.num_experts else None,
         moe_shared_expert_intermediate_size=architecture.moe_shared_expert_intermediate_size,
+        moe_shared_expert_gate=architecture.moe_shared_expert_gate,
         moe_router_score_function=architecture.moe_router_score_function,
         moe_router_enable_expert_bias=architecture.moe_router_enable_expert_bias,
         moe_router_num_groups=architecture.moe_router_num_groups,

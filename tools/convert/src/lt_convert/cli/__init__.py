@@ -174,8 +174,7 @@ def verify(path: str, other: str | None, logits: bool, as_json: bool) -> int:
     if as_json:
         console.print_json(record)
     else:
-        for line in lines:
-            click.echo(line)
+        console.print_text("\n".join(lines))
     return 0 if same else 1
 
 

@@ -41,6 +41,7 @@ class Connection:
         self._socket = connected
         self._received = b""
         self.is_open = True
+        self.host: str = connected.getpeername()[0]
         connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         for name, value in KEEPALIVE.items():
             connected.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
