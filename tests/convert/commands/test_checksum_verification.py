@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import xxhash
 from safetensors.torch import load_file
 
 from lt_convert.commands import checksum_verification, conversion
@@ -69,22 +70,25 @@ def test_without_checksums(models: dict[str, Path], tmp_path: Path) -> None:
         checksum_verification.verify(str(tmp_path / "hf"))
 
 
-@pytest.fixture
-def made_by_hand(tmp_path: Path) -> Path:
-    """A file of two pieces, the second a tensor; one in a directory; and one without content."""
+DIGESTS = {2: lambda content: hashlib.sha256(content).hexdigest(), 3: xxhash.xxh3_128_hexdigest}
+
+
+@pytest.fixture(params=DIGESTS)
+def made_by_hand(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
+    """A file of two pieces, the second a tensor; one in a directory; and one without content. Of both versions of the record."""
     contents = {"one": b"0123456789", "a/two": b"abc", "empty": b""}
     pieces = {"one": [(0, 4, ""), (4, 6, "t")], "a/two": [(0, 3, "")], "empty": []}
     files = {
         name: {
             "bytes": len(content),
             "pieces": [
-                [begin, size, hashlib.sha256(content[begin : begin + size]).hexdigest(), tensor, 0]
+                [begin, size, DIGESTS[request.param](content[begin : begin + size]), tensor, 0]
                 for begin, size, tensor in pieces[name]
             ],
         }
         for name, content in contents.items()
     }
-    record = {"v": 2, "options": {}, "source": [], "files": files}
+    record = {"v": request.param, "options": {}, "source": [], "files": files}
     for name, content in contents.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_bytes(content)

@@ -17,6 +17,8 @@ from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from lt_convert.commands import conversion, inspection
 from lt_convert.commands.conversion import Request
+from lt_convert.commands.follow import following
+from lt_convert.commands.follow.following import FollowRequest
 from lt_convert.commands.merge.merging import MergeRequest, merge
 from lt_convert.commands.merge.sources import Chosen
 from lt_convert.containers import dcp
@@ -286,6 +288,13 @@ def test_averages_in_the_place_of_the_weights(
     merge(MergeRequest([Chosen(str(path), None) for path in (source, other)], "hf", str(tmp_path / "merged"), ema=True))
     for name, tensor in load_file(tmp_path / "merged" / "model.safetensors").items():
         assert torch.equal(tensor, tensors[name])
+    (tmp_path / "run" / checkpoint_layout.TRACKER).write_text("3")
+    request = FollowRequest(str(tmp_path / "run"), "hf", str(tmp_path / "followed"), ema=True)
+    assert following.follow(request, None, lambda _: None)
+    for name, tensor in load_file(tmp_path / "followed" / "iter_0000003" / "model.safetensors").items():
+        assert torch.equal(tensor, tensors[name])
+    with pytest.raises(UsageError, match="follows with ema True, not None"):
+        following.follow(dataclasses.replace(request, ema=False), None, lambda _: None)
     # Neither result is taken for the other one.
     with pytest.raises(CannotCreate):
         convert(source, "hf", tmp_path / "plain", ema=True)

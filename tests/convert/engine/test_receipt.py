@@ -12,7 +12,7 @@ from lt_convert.engine.receipt import ConversionRecord
 from lt_convert.tensors.checksums import Checksums, Piece
 from lt_shared.console import BadData
 
-PIECES = [Piece("a", 0, 3, "0" * 64, ""), Piece("b", 2, 1, "1" * 64, "t"), Piece("b", 0, 2, "2" * 64, "t")]
+PIECES = [Piece("a", 0, 3, "0" * 32, ""), Piece("b", 2, 1, "1" * 32, "t"), Piece("b", 0, 2, "2" * 32, "t")]
 RECORD = ConversionRecord(
     options={"to": "hf", "dtype": None},
     source=[{"path": "/x", "size_bytes": 1, "mtime_ns": 2}],
@@ -31,7 +31,7 @@ def test_record_comes_back(tmp_path: Path) -> None:
 
 def test_pieces_are_in_order_and_hashes_by_tensor() -> None:
     assert [piece.offset for piece in RECORD.files.pieces["b"]] == [0, 2]
-    assert RECORD.files.tensors == {"t": ["2" * 64, "1" * 64]}
+    assert RECORD.files.tensors == {"t": ["2" * 32, "1" * 32]}
 
 
 def test_is_up_to_date(tmp_path: Path) -> None:
@@ -86,7 +86,7 @@ def test_files_elsewhere_are_refused(tmp_path: Path, name: str) -> None:
         ConversionRecord.read(str(tmp_path))
 
 
-@pytest.mark.parametrize("content", ["", "[]", "{}", '{"v": 2}', '{"v": 2, "more": 1}', "[" * 100_000])
+@pytest.mark.parametrize("content", ["", "[]", "{}", '{"v": 2}', '{"v": 3}', '{"v": 3, "more": 1}', "[" * 100_000])
 def test_malformed_records(tmp_path: Path, content: str) -> None:
     (tmp_path / "lt-convert.json").write_text(content)
     with pytest.raises(BadData, match=r"lt-convert\.json: malformed"):

@@ -54,6 +54,11 @@ def test_the_last_step_in_hugging_faces_format(titan: Path, models: dict[str, Pa
     assert newest(titan) == "step-20"
     made = conversion.convert(Request(str(titan), "hf", str(tmp_path / "hf")))
     assert made.iteration == 20
+    # A step that was saved with its own config.json, too.
+    shutil.copytree(titan / "step-20", tmp_path / "complete" / "step-20")
+    shutil.copy(titan / "config.json", tmp_path / "complete" / "step-20")
+    complete = str(tmp_path / "complete" / "step-20")
+    assert conversion.convert(Request(complete, "torchtitan", str(tmp_path / "titan"))).iteration == 20
     expected = load_file(titan / "step-20" / "model-00001-of-00001.safetensors")
     found = load_file(tmp_path / "hf" / "model.safetensors")
     assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())

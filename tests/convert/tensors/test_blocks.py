@@ -133,7 +133,7 @@ def test_rows_woven_of_two_transposed_matrices(tmp_path: Path, files: Counting, 
     assert numpy.array_equal(TensorReader(files).rows(woven, 0, 2 * COLUMNS), numpy.repeat(whole().T, 2, axis=0))
 
 
-@pytest.mark.parametrize("shape", [(1, 1), (5, 700), (700, 5), (128, 256), (129, 257), (300, 600)])
+@pytest.mark.parametrize("shape", [(1, 1), (5, 700), (700, 5), (128, 256), (129, 257), (256, 512), (257, 513), (300, 600)])
 @pytest.mark.parametrize("dtype", ["float8_e4m3fn", "bfloat16", "float32", "int64"])
 def test_transposes_of_any_size(shape: tuple[int, int], dtype: str, tmp_path: Path) -> None:
     """Tiles end where the matrix does."""

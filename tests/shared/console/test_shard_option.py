@@ -35,6 +35,12 @@ def test_given_wrongly(text: str) -> None:
         shard_option.parse_shard(text, {})
 
 
+def test_no_shards() -> None:
+    for text in ("0/0", "3/0", "auto/0"):
+        with pytest.raises(UsageError, match="the number of shards is 0, expected at least 1"):
+            shard_option.parse_shard(text, {})
+
+
 @pytest.mark.parametrize(
     ("environment", "part"),
     [

@@ -52,9 +52,11 @@ def parse_shard(shard: str, environment: Mapping[str, str] = os.environ) -> Slic
     match = re.fullmatch(r"([0-9]+|auto)/([0-9]+)", shard)
     if match is None:
         raise UsageError(f"--shard {shard}: neither auto, auto/N nor I/N, such as 3/16")
+    if int(match[2]) == 0:
+        raise UsageError(f"--shard {shard}: the number of shards is 0, expected at least 1", "divide the work: --shard 0/2")
     part = Slice(_task_number(environment) if match[1] == "auto" else int(match[1]), int(match[2]))
     if part.index >= part.count:
-        raise UsageError(f"--shard {shard}: {part.index} is too large: shards are numbered from 0 to {max(part.count - 1, 0)}")
+        raise UsageError(f"--shard {shard}: {part.index} is too large: shards are numbered from 0 to {part.count - 1}")
     return part
 
 

@@ -147,6 +147,7 @@ def test_files_of_other_content(zipped: bool, model: PreTrainedModel, place: Pat
     ):
         torch.save(content, place / SINGLE, _use_new_zipfile_serialization=zipped)
         refuse(place, message)
+        refuse(place, rf"^[^:]*/{SINGLE}: (?!{SINGLE})")
 
 
 class Exploit:

@@ -18,6 +18,7 @@ lt-convert follow run1 --to hf -o run1-evals --keep-last 2 --once --each 'ls {}'
 @to_option
 @click.option("-o", "--output", metavar="DIR", required=True, help="Write each checkpoint to a directory of its name in DIR.")
 @click.option("--dtype", type=click.Choice(DTYPES), help="Cast all tensors. Default: keep every tensor's dtype.")
+@click.option("--ema", is_flag=True, help="Convert the averages that lt-train --ema-decay keeps, in place of the weights.")
 @click.option(
     "--each", metavar="COMMAND", help="Run COMMAND with sh on each converted checkpoint; {} is its path, quoted for the shell."
 )
@@ -36,6 +37,7 @@ def follow(
     to: str,
     output: str,
     dtype: str | None,
+    ema: bool,
     each: str | None,
     keep_last: int | None,
     once: bool,
@@ -50,7 +52,7 @@ def follow(
     from lt_convert.commands.follow import following
 
     writer = manifest.Writer(plain)
-    request = following.FollowRequest(run, to, output, dtype, each, keep_last)
+    request = following.FollowRequest(run, to, output, dtype, each, keep_last, ema)
     went_well = following.follow(request, None if once else interval, writer.write)
     writer.end()
     return console.ExitCode.OK if went_well else console.ExitCode.FOUND

@@ -1,11 +1,10 @@
 """Is a converted checkpoint as it was written? Every byte is read again and compared with the conversion's checksums."""
 
-import hashlib
 from collections.abc import Iterator
 from typing import Any
 
 from lt_convert.engine.receipt import ConversionRecord
-from lt_convert.tensors.checksums import Checksums
+from lt_convert.tensors.checksums import Checksums, new_hash
 from lt_convert.tensors.source_files import Files
 from lt_shared.console import BadData, NoInput, Progress
 from lt_shared.contracts.manifest import absolute
@@ -39,12 +38,12 @@ def verify(directory: str) -> dict[str, Any]:
                 problems.append(f"{path}: {size_bytes} bytes, expected {size}")
                 continue
             for piece in checksums.pieces.get(name, ()):
-                digest = hashlib.sha256()
+                hasher = new_hash(piece.digest)
                 for start in range(piece.offset, piece.offset + piece.length, READ_BYTES):
                     length = min(READ_BYTES, piece.offset + piece.length - start)
-                    digest.update(files.read(path, start, length))
+                    hasher.update(files.read(path, start, length))
                     progress.advance(length)
-                if digest.hexdigest() != piece.sha256:
+                if hasher.hexdigest() != piece.digest:
                     what = piece.tensor or f"bytes {piece.offset} to {piece.offset + piece.length}"
                     problems.append(f"{path}: {what} changed since it was written")
     return {

@@ -195,7 +195,8 @@ def read(
 
     Raises BadData, naming `name`, for an archive that is damaged, compressed or holds anything unexpected; nothing is executed.
     """
-    origin = f"{path}: {name} at byte {offset}" if offset else f"{path}: {name}"
+    is_file = path.endswith(f"/{name}")
+    origin = f"{path}: {name} at byte {offset}" if offset else path if is_file else f"{path}: {name}"
     if offset < 0 or length < 0 or offset + length > files.size_bytes(path):
         raise BadData(f"{origin}: lies beyond the end of the file", "the checkpoint is incomplete: copy it again")
     files.reader.named(path, offset, name)

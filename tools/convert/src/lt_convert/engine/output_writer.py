@@ -1,9 +1,9 @@
 """Write a list of `OutputFile` with several threads, hashed, and resumable after a kill.
 
 The files are written to `.NAME.partial`, which is renamed to the destination at the end. A thread takes one tensor at a time,
-and reads, hashes and writes it in blocks of 1 MiB. Finished tensors are synced, then recorded in a journal, from which the next
-run of this plan resumes; another plan starts over. If the disk is the limit, two threads suffice. On a remote store a thread
-uploads one file at a time.
+and reads, hashes and writes it in blocks of 1 MiB. `WriteBack` starts their way to the disk. Finished tensors are synced, then
+recorded in a journal, from which the next run of this plan resumes; another plan starts over. If the disk is the limit, two
+threads suffice. On a remote store a thread uploads one file at a time.
 
 Other users may write to the directory that holds the destination. So every file is opened below the handle of the partial
 directory, never through a link, and a file that another user may have written is not used. Resumed tensors are hashed again
@@ -11,7 +11,6 @@ first.
 """
 
 import contextlib
-import hashlib
 import itertools
 import os
 import queue
@@ -24,8 +23,9 @@ from lt_convert.engine.journal import JOURNAL, Journal, open_output
 from lt_convert.engine.ledger import STATE
 from lt_convert.engine.occupancy import check_replaceable
 from lt_convert.engine.pieces import PieceChecksums, contents, piece_of, small_content
+from lt_convert.engine.write_back import WriteBack
 from lt_convert.tensors.blocks import TensorReader
-from lt_convert.tensors.checksums import Checksums, Piece
+from lt_convert.tensors.checksums import Checksums, Piece, new_hash
 from lt_convert.tensors.output_files import OutputFile, Payload, Segment, size_of, views
 from lt_convert.tensors.source_files import Files, Reader
 from lt_shared.console import BadData, CannotCreate, IoFailure, Progress, note
@@ -33,6 +33,7 @@ from lt_shared.files import storage
 from lt_shared.files.local_files import PartialDirectory, writing
 
 THREADS = min(4, os.cpu_count() or 1)
+# The write-back of as many bytes is started together.
 FLUSH_BYTES = 8 << 20
 READ_BYTES = 1 << 20
 # Threads count their bytes, and the main thread shows the sum at this interval: waking the main thread for each block made two
@@ -188,16 +189,19 @@ class _Workers:
         self._written_bytes = [0] * THREADS
         self._stop = threading.Event()
         self._threads = [threading.Thread(target=self._run, args=(number,), daemon=True) for number in range(THREADS)]
+        self._write_back = WriteBack(directory)
 
     def __enter__(self) -> "_Workers":
         for thread in self._threads:
             thread.start()
+        self._write_back.start()
         return self
 
     def __exit__(self, *error: Any) -> None:
         self._stop.set()
         for thread in self._threads:
             thread.join()
+        self._write_back.stop()
 
     def finished(self, advance: Callable[[int], None]) -> Iterable[Piece]:
         """Yield every piece when it is finished; `advance` is called with the number of bytes written since the last call."""
@@ -233,16 +237,16 @@ class _Workers:
 
     def _is_as_written(self, piece: Piece) -> bool:
         """Whether what an earlier run wrote is still there: a disk that failed may have taken the process with it."""
-        digest, position, end = hashlib.sha256(), piece.offset, piece.offset + piece.length
+        hasher, position, end = new_hash(piece.digest), piece.offset, piece.offset + piece.length
         descriptor = self.directory.open(piece.file, os.O_RDONLY)
         try:
             while position < end and not self._stop.is_set():
                 data = os.pread(descriptor, min(READ_BYTES, end - position), position)
                 if not data:
                     break
-                digest.update(data)
+                hasher.update(data)
                 position += len(data)
-            same = digest.hexdigest() == piece.sha256
+            same = hasher.hexdigest() == piece.digest
             if not same:
                 # NFS sends a changed page whole if it is in the cache, and another part may have changed its other bytes since.
                 os.posix_fadvise(descriptor, piece.offset, piece.length, os.POSIX_FADV_DONTNEED)
@@ -269,8 +273,7 @@ class _Workers:
                 position += written
                 self._written_bytes[number] += written
                 if position - flushed >= FLUSH_BYTES:
-                    # Linux starts to write these pages to disk, and the call does not wait.
-                    os.posix_fadvise(descriptor, flushed, position - flushed, os.POSIX_FADV_DONTNEED)
+                    self._write_back.add(name, flushed, position - flushed)
                     flushed = position
         finally:
             os.close(descriptor)

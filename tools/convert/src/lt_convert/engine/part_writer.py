@@ -6,7 +6,6 @@ files without tensors and the record, and renames the directory. If it is killed
 """
 
 import contextlib
-import hashlib
 import json
 import os
 import shutil
@@ -17,7 +16,7 @@ from lt_convert.engine.journal import Journal, open_output, read_pieces, reason_
 from lt_convert.engine.ledger import FINISHED, STARTED, STATE, Ledger, Terms, abbreviated, describe
 from lt_convert.engine.occupancy import check_replaceable
 from lt_convert.engine.output_writer import READ_BYTES, Pending, check_space, write_pending, write_small_files
-from lt_convert.tensors.checksums import Checksums, Piece
+from lt_convert.tensors.checksums import Checksums, Piece, new_hash
 from lt_convert.tensors.output_files import OutputFile, size_of, views_of_segments
 from lt_convert.tensors.source_files import Interval, Reader
 from lt_shared.console import BadData, CannotCreate, TryAgain, note
@@ -197,17 +196,17 @@ def _joined(
 def _whole(directory: PartialDirectory, pieces: Sequence[Piece]) -> Piece:
     """Join consecutive pieces of a tensor. Raises BadData if the file does not have what their parts have written."""
     first, length = pieces[0], sum(piece.length for piece in pieces)
-    digest = hashlib.sha256()
+    whole_hash = new_hash()
     descriptor = directory.open(first.file, os.O_RDONLY)
     try:
         for piece in pieces:
-            digest_of_piece = hashlib.sha256()
+            piece_hash = new_hash(piece.digest)
             position, end = piece.offset, piece.offset + piece.length
             while position < end and (data := os.pread(descriptor, min(READ_BYTES, end - position), position)):
-                digest.update(data)
-                digest_of_piece.update(data)
+                whole_hash.update(data)
+                piece_hash.update(data)
                 position += len(data)
-            if digest_of_piece.hexdigest() != piece.sha256:
+            if piece_hash.hexdigest() != piece.digest:
                 raise BadData(
                     f"{directory.path}/{first.file}: bytes {piece.offset:,} to {end:,} are not as their part has written them",
                     "repeat all parts: each writes again what has changed",
@@ -215,7 +214,7 @@ def _whole(directory: PartialDirectory, pieces: Sequence[Piece]) -> Piece:
     finally:
         os.close(descriptor)
     crc32 = joined_all((piece.crc32 or 0, piece.length) for piece in pieces)
-    return Piece(first.file, first.offset, length, digest.hexdigest(), first.tensor, crc32)
+    return Piece(first.file, first.offset, length, whole_hash.hexdigest(), first.tensor, crc32)
 
 
 def _read_intervals(directory: PartialDirectory, ledger: Ledger) -> list[Interval]:

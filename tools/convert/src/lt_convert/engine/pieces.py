@@ -1,10 +1,9 @@
 """Write a segment of an output file: its bytes block by block, then the `Piece` with their checksums."""
 
-import hashlib
 from collections.abc import Iterable, Iterator
 
 from lt_convert.tensors.blocks import TensorReader
-from lt_convert.tensors.checksums import Piece
+from lt_convert.tensors.checksums import Piece, new_hash
 from lt_convert.tensors.output_files import OutputFile, Payload, Segment, Summary
 from lt_shared.files.checksums import crc32
 
@@ -28,19 +27,19 @@ def _small(segment: Segment, pieces: Iterable[Piece]) -> bytes:
 
 
 class PieceChecksums:
-    """The checksums of a segment that is written block by block. `verify` uses SHA-256, readers of the result CRC-32."""
+    """The checksums of a segment that is written block by block. `verify` uses the digest, readers of the result CRC-32."""
 
     def __init__(self) -> None:
-        self._sha256 = hashlib.sha256()
+        self._hash = new_hash()
         self._crc32 = 0
 
     def update(self, data: bytes | memoryview) -> None:
-        self._sha256.update(data)
+        self._hash.update(data)
         self._crc32 = crc32(data, self._crc32)
 
     def piece(self, name: str, offset: int, length: int, segment: Segment) -> Piece:
         tensor = segment.name if isinstance(segment, Payload) else ""
-        return Piece(name, offset, length, self._sha256.hexdigest(), tensor, self._crc32)
+        return Piece(name, offset, length, self._hash.hexdigest(), tensor, self._crc32)
 
 
 def piece_of(name: str, content: bytes) -> Piece:

@@ -12,7 +12,8 @@ from lt_convert.tensors.checksums import Checksums
 from lt_shared.console import BadData, NoInput
 from lt_shared.files import storage, strict_json
 
-VERSION = 2
+# Of version 2, each digest is a SHA-256.
+VERSION, READ_VERSIONS = 3, (2, 3)
 # The option of a merge that has its checkpoints, each with its path and weight.
 MERGED = "merged"
 
@@ -62,7 +63,7 @@ class ConversionRecord:
             return None
         try:
             record = dict(strict_json.loads(content))
-            if record.pop("v") != VERSION:
+            if record.pop("v") not in READ_VERSIONS:
                 return None
             read = cls(**{**record, "files": Checksums.from_record(record["files"])})
             read.check()

@@ -60,7 +60,7 @@ def _is_planted(place: str, directory: str) -> bool:
 def _of_conversion(place: str, checksums: Checksums) -> dict[str, list[Range]]:
     return {
         f"{place}/{name}": [
-            Range(piece.offset, piece.length, piece.crc32, piece.sha256, piece.tensor) for piece in checksums.pieces.get(name, ())
+            Range(piece.offset, piece.length, piece.crc32, piece.digest, piece.tensor) for piece in checksums.pieces.get(name, ())
         ]
         for name in checksums.sizes
     }

@@ -9,10 +9,10 @@ the end: bytes that no conversion needs, such as headers between tensors, and by
 
 import bisect
 import dataclasses
-import hashlib
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+from lt_convert.tensors.checksums import new_hash
 from lt_convert.tensors.source_files import DAMAGED, Extent, Files, Interval, Reader
 from lt_shared.console import BadData
 from lt_shared.files.checksums import crc32, joined_all
@@ -27,12 +27,12 @@ PREFETCHED_RANGES = 1000
 
 @dataclasses.dataclass
 class Range:
-    """`size_bytes` of a file from `start` with their recorded checksum: `crc32`, or `sha256` alone. `name` is the tensor's."""
+    """`size_bytes` of a file from `start` with their recorded checksum: `crc32`, or `digest` alone. `name` is the tensor's."""
 
     start: int
     size_bytes: int
     crc32: int | None
-    sha256: str = ""
+    digest: str = ""
     name: str = ""
     is_checked: bool = False
     # (start, end, CRC-32) of the bytes that were read, in order, without overlaps.
@@ -210,10 +210,10 @@ class SourceChecksums(Reader):
     def _check_rest(self, path: str, one: Range, files: Files) -> None:
         one.is_checked = True
         if one.crc32 is None:
-            digest = hashlib.sha256()
+            hasher = new_hash(one.digest)
             for position, length in _blocks(one.start, one.end):
-                digest.update(files.read(path, position, length))
-            if digest.hexdigest() != one.sha256:
+                hasher.update(files.read(path, position, length))
+            if hasher.hexdigest() != one.digest:
                 raise _changed(path, one)
             return
         parts = [(checksum, end - begin) for begin, end, checksum in _long(one)]

@@ -47,7 +47,10 @@ _GRACE_SECONDS = 10.0
 
 @dataclasses.dataclass(frozen=True)
 class FollowRequest:
-    """The options of `follow`: checkpoints of `run` become `directory`/NAME in the format `to`, and `each` is run on them."""
+    """The options of `follow`: checkpoints of `run` become `directory`/NAME in the format `to`, and `each` is run on them.
+
+    With `ema`, the averages in checkpoints of lt-train are converted in place of the weights.
+    """
 
     run: str
     to: str
@@ -55,6 +58,7 @@ class FollowRequest:
     dtype: str | None = None
     each: str | None = None
     keep_last: int | None = None
+    ema: bool = False
 
 
 class Follower:
@@ -137,7 +141,15 @@ class Follower:
             # TorchTitan saves its last step in Hugging Face's format: steps before it have another one.
             copies = self.request.to == HUGGINGFACE.name
             checkpoint = conversion.convert(
-                Request(one.directory, self.request.to, destination, self.request.dtype, optimizer=False, copies=copies)
+                Request(
+                    one.directory,
+                    self.request.to,
+                    destination,
+                    self.request.dtype,
+                    optimizer=False,
+                    ema=self.request.ema,
+                    copies=copies,
+                )
             )
         except PASSING as error:
             if _is_there(one.directory):
@@ -199,7 +211,8 @@ def follow(request: FollowRequest, interval_seconds: float | None, converted: Ca
     )
     if f"{request.run}/".startswith(f"{request.directory}/"):
         raise UsageError(f"{request.directory}: is the run, or holds it", "choose another output")
-    options = {"run": request.run, "to": request.to, "dtype": request.dtype}
+    # None as in states of follow before it had the option.
+    options = {"run": request.run, "to": request.to, "dtype": request.dtype, "ema": True if request.ema else None}
     with State.open(Path(request.directory), options) as state:
         follower = Follower(request, state, converted)
         if interval_seconds is None:

@@ -109,7 +109,7 @@ def open_source(directory: str, files: Files) -> Source:
         model=model,
         tensors=tensors | (padding or {}),
         tokenizer=tokenizer,
-        iteration=_step(directory) if place != directory else None,
+        iteration=_step(directory),
         aliases=tuple(aliases),
         other_parts=tuple(name for name in named if re.fullmatch(family.other_parts, name)),
         special_ids=None

@@ -113,6 +113,7 @@ def _joined_slices(directory: str, stored: Sequence[str], params: Mapping[str, A
         missing = next(number for number in range(len(numbers) + 1) if number not in numbers)
         raise BadData(f"{directory}/consolidated.{missing:02d}.pth: missing", INCOMPLETE)
     by_file = [torch_files.read_state_dict(f"{directory}/{name}", files) for name in stored]
+    _check_last_slices(directory, by_file, params)
     joined: dict[str, Tensor] = {}
     for name in dict.fromkeys(name for tensors in by_file for name in tensors):
         pieces = [tensors[name] for tensors in by_file if name in tensors]
@@ -124,6 +125,19 @@ def _joined_slices(directory: str, stored: Sequence[str], params: Mapping[str, A
         is_narrow = name == "tok_embeddings.weight" and pieces[0].shape[1] * len(stored) == params["dim"]
         joined[name] = concatenate(name, 1 if is_narrow or _BY_COLUMNS.fullmatch(name) else 0, pieces)
     return joined
+
+
+def _check_last_slices(directory: str, by_file: Sequence[Mapping[str, Tensor]], params: Mapping[str, Any]) -> None:
+    """Raise BadData, naming the first missing file, if the files have fewer rows of the queries than the model's heads."""
+    queries = by_file[0].get("layers.0.attention.wq.weight")
+    rows = params["n_heads"] * (params.get("head_dim") or params["dim"] // params["n_heads"])
+    if queries is None or len(queries.shape) != 2 or not queries.shape[0]:
+        return
+    count, remainder = divmod(rows, queries.shape[0])
+    if not remainder and count > len(by_file):
+        raise BadData(
+            f"{directory}/consolidated.{len(by_file):02d}.pth: missing: the model was split into {count} files", INCOMPLETE
+        )
 
 
 def _renamed(tensors: Mapping[str, Tensor], params: Mapping[str, Any], origin: str) -> dict[str, Tensor]:
