@@ -7,7 +7,7 @@ import re
 import shutil
 import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import pytest
@@ -30,23 +30,22 @@ MODEL = (
     "--use-distributed-optimizer",
 )
 ELASTIC = ("--min-nodes", "1", "--wait-for-nodes", "0", "--ranks", "2")
-# The launcher of the second node dies while its ranks save step 4. When the first node has saved it alone, it waits there until
-# the second node is back, which takes part from that step on, or from the next checkpoint.
-FAULTS = "2:fsync:iter_0000004:SIGKILL:launcher,0:rename:iter_0000004:REGROUP:rank"
+# Losses of runs by hand, by the step at which both nodes go on together.
+_by_hand: dict[int, dict[tuple[str, int], float]] = {}
 
 
 class Job:
     """The run in `save`, whose nodes are launchers as in two pods of a PyTorchJob."""
 
-    def __init__(self, save: Path, *options: str, fault: str = ""):
+    def __init__(self, save: Path):
         self.save = save
-        self._command = quick_command(*MODEL, *ELASTIC, *options, "--save", str(save))
+        self._command = quick_command(*MODEL, *ELASTIC, "--save", str(save))
         shared = {"PET_NNODES": "2", "PET_MASTER_ADDR": "127.0.0.1", "PET_MASTER_PORT": str(free_port()), "OMP_NUM_THREADS": "1"}
-        self._variables = environment() | shared | faulty(fault)
+        self._variables = environment() | shared
 
     @contextmanager
-    def node(self, number: int) -> Iterator[subprocess.Popen[str]]:
-        variables = self._variables | {"PET_NODE_RANK": str(number)}
+    def node(self, number: int, fault: str = "") -> Iterator[subprocess.Popen[str]]:
+        variables = self._variables | {"PET_NODE_RANK": str(number)} | faulty(fault)
         with subprocess.Popen(self._command, env=variables, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True) as node:
             try:
                 yield node
@@ -75,30 +74,34 @@ def by_hand(place: Path, checkpoint: Path, ranks: int, *options: str) -> dict[tu
     return losses(place)
 
 
-def test_a_node_is_lost_and_taken_back(tmp_path: Path) -> None:
-    job = Job(tmp_path / "run", fault=FAULTS)
-    with job.node(0) as first:
-        with job.node(1) as second:
-            assert second.wait() == -9, messages(second)
-        log = messages(first, "going on with 1 of 2 node(s) from iteration 2")
-        assert re.search(r"node 1 \(\S+\) of 2 is lost: waiting up to 0 s for it", log)
-        with job.node(1) as second:
-            rest = messages(first)
-            assert first.wait() == 0, rest
-            assert second.wait() == 0, messages(second)
-    assert "2 of 2 node(s) are there: all take part after the next checkpoint" in rest
-    together = re.search(r"going on with 2 of 2 node\(s\) from iteration ([46])", rest)
-    assert together, rest
-    back = int(together[1])
+@pytest.mark.parametrize("lost", [1, 0])
+def test_a_node_is_lost_and_taken_back(tmp_path: Path, lost: int) -> None:
+    """The launcher of a node, also of the first, which leads, dies while its ranks save step 4. When the other node has saved it
+    alone, it waits there until the lost one is back, which takes part from that step on, or from the next checkpoint.
+    """
+    job = Job(tmp_path / "run")
+    with job.node(1 - lost, "0:rename:iter_0000004:REGROUP:rank") as remaining:
+        with job.node(lost, f"{2 * lost}:fsync:iter_0000004:SIGKILL:launcher") as victim:
+            assert victim.wait() == -9, messages(victim)
+        log = messages(remaining, "going on with 1 of 2 node(s) from iteration 2")
+        assert re.search(r"node 1 \(\S+\) of 2 is lost: waiting up to 0 s" if lost else "lost: this node leads them now", log)
+        with job.node(lost) as returned:
+            log = messages(remaining)
+            assert remaining.wait() == 0, log
+            assert returned.wait() == 0, messages(returned)
+    assert "2 of 2 node(s) are there: all take part after the next checkpoint" in log
+    together = re.search(r"going on with 2 of 2 node\(s\) from iteration ([46])", log)
+    assert together, log
+    step = int(together[1])
     assert checkpoint_layout.read_tracker(job.save) == 8
+    assert not (job.save / elastic_run.LEADER_FILE).exists()
     recorded = losses(job.save)
     assert [step for _, step in recorded] == list(range(1, 9))
-
-    directories = [checkpoint_layout.iteration_directory(job.save, step) for step in (2, back)]
-    one_node = by_hand(tmp_path / "one", directories[0], 2, "--exit-interval", str(back))
-    two_nodes = by_hand(tmp_path / "two", directories[1], 4)
-    assert {**one_node, **two_nodes} == {key: loss for key, loss in recorded.items() if key[1] > 2}
-    assert one_node.keys() == {("step", step) for step in range(3, back + 1)}
+    if step not in _by_hand:
+        one_node = by_hand(tmp_path / "one", checkpoint_layout.iteration_directory(job.save, 2), 2, "--exit-interval", str(step))
+        assert [step for _, step in one_node] == list(range(3, step + 1))
+        _by_hand[step] = one_node | by_hand(tmp_path / "two", checkpoint_layout.iteration_directory(job.save, step), 4)
+    assert {key: loss for key, loss in recorded.items() if key[1] > 2} == _by_hand[step]
 
 
 NODE = {"PET_NNODES": "2", "PET_NODE_RANK": "0", "PET_MASTER_ADDR": "127.0.0.1"}
@@ -137,7 +140,7 @@ def test_memory_that_suffices_on_two_nodes_only(monkeypatch: pytest.MonkeyPatch)
 
     config, node = resolve(), rank_environment.find_node()
     assert node
-    nodes = elastic_run.Nodes(node, config, resolve, launcher.prepare)
+    nodes = elastic_run.Nodes(node, config, resolve, launcher.prepare, lambda seconds: nullcontext(), None)
     monkeypatch.setattr(device, "host_memory", lambda: 2**40)
     assert nodes.usable_counts() == (1, 2)
     # A rank of one node has an optimizer state twice as large.
