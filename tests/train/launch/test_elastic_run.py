@@ -30,15 +30,14 @@ MODEL = (
     "--use-distributed-optimizer",
 )
 ELASTIC = ("--min-nodes", "1", "--wait-for-nodes", "0", "--ranks", "2")
-# Losses of runs by hand, by the step at which both nodes go on together.
-_by_hand: dict[int, dict[tuple[str, int], float]] = {}
 
 
 class Job:
     """The run in `save`, whose nodes are launchers as in two pods of a PyTorchJob."""
 
-    def __init__(self, save: Path):
+    def __init__(self, save: Path, copies: bool):
         self.save = save
+        self._copies = copies
         self._command = quick_command(*MODEL, *ELASTIC, "--save", str(save))
         shared = {"PET_NNODES": "2", "PET_MASTER_ADDR": "127.0.0.1", "PET_MASTER_PORT": str(free_port()), "OMP_NUM_THREADS": "1"}
         self._variables = environment() | shared
@@ -46,6 +45,8 @@ class Job:
     @contextmanager
     def node(self, number: int, fault: str = "") -> Iterator[subprocess.Popen[str]]:
         variables = self._variables | {"PET_NODE_RANK": str(number)} | faulty(fault)
+        if self._copies:
+            variables |= {"LT_TRAIN_SAVE_LOCAL": str(self.save.parent / f"disk{number}"), "LT_TRAIN_SAVE_LOCAL_INTERVAL": "1"}
         with subprocess.Popen(self._command, env=variables, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True) as node:
             try:
                 yield node
@@ -74,12 +75,13 @@ def by_hand(place: Path, checkpoint: Path, ranks: int, *options: str) -> dict[tu
     return losses(place)
 
 
-@pytest.mark.parametrize("lost", [1, 0])
-def test_a_node_is_lost_and_taken_back(tmp_path: Path, lost: int) -> None:
+@pytest.mark.parametrize(("lost", "start"), [(1, 2), (0, 3)])
+def test_a_node_is_lost_and_taken_back(tmp_path: Path, lost: int, start: int) -> None:
     """The launcher of a node, also of the first, which leads, dies while its ranks save step 4. When the other node has saved it
-    alone, it waits there until the lost one is back, which takes part from that step on, or from the next checkpoint.
+    alone, it waits there until the lost one is back, which takes part from that step on, or from the next checkpoint. The other
+    node begins with the checkpoint of step 2, or with local copies of step 3.
     """
-    job = Job(tmp_path / "run")
+    job = Job(tmp_path / "run", copies=start == 3)
     with job.node(1 - lost, "0:rename:iter_0000004:REGROUP:rank") as remaining:
         with job.node(lost, f"{2 * lost}:fsync:iter_0000004:SIGKILL:launcher") as victim:
             assert victim.wait() == -9, messages(victim)
@@ -90,18 +92,21 @@ def test_a_node_is_lost_and_taken_back(tmp_path: Path, lost: int) -> None:
             assert remaining.wait() == 0, log
             assert returned.wait() == 0, messages(returned)
     assert "2 of 2 node(s) are there: all take part after the next checkpoint" in log
+    assert f"continues on 1 of 2 node(s) from iteration {start}" in log
     together = re.search(r"going on with 2 of 2 node\(s\) from iteration ([46])", log)
     assert together, log
-    step = int(together[1])
     assert checkpoint_layout.read_tracker(job.save) == 8
     assert not (job.save / elastic_run.LEADER_FILE).exists()
-    recorded = losses(job.save)
+
+    recorded, end = losses(job.save), int(together[1])
     assert [step for _, step in recorded] == list(range(1, 9))
-    if step not in _by_hand:
-        one_node = by_hand(tmp_path / "one", checkpoint_layout.iteration_directory(job.save, 2), 2, "--exit-interval", str(step))
-        assert [step for _, step in one_node] == list(range(3, step + 1))
-        _by_hand[step] = one_node | by_hand(tmp_path / "two", checkpoint_layout.iteration_directory(job.save, step), 4)
-    assert {key: loss for key, loss in recorded.items() if key[1] > 2} == _by_hand[step]
+    first = checkpoint_layout.iteration_directory(job.save, 2)
+    expected = by_hand(tmp_path / "before", first, 4, "--exit-interval", "3") if start == 3 else {}
+    if start == 3:
+        first = checkpoint_layout.iteration_directory(tmp_path / "before", 3)
+    expected |= by_hand(tmp_path / "one", first, 2, "--exit-interval", str(end))
+    expected |= by_hand(tmp_path / "two", checkpoint_layout.iteration_directory(tmp_path / "one", end), 4)
+    assert {key: loss for key, loss in recorded.items() if key[1] > 2} == expected
 
 
 NODE = {"PET_NNODES": "2", "PET_NODE_RANK": "0", "PET_MASTER_ADDR": "127.0.0.1"}

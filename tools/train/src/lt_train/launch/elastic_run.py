@@ -276,7 +276,8 @@ class LeadingRun:
         saving, all_nodes = config.checkpointing, self._nodes.node.nodes
         step = resume.steps_done(saving)
         if len(present) < all_nodes or step:
-            note(f"going on with {len(present)} of {all_nodes} node(s) from iteration {step}")
+            newer = ", or from newer local copies" if saving.save_local else ""
+            note(f"going on with {len(present)} of {all_nodes} node(s) from iteration {step}{newer}")
         address, attempts_before = (self._address, free_port()), crash_loop.attempts(saving.directory)
         group.begin(present, address, step)
         code: int = ExitCode.OK
