@@ -52,7 +52,7 @@ def test_megatrons_defaults_are_read() -> None:
         ({"position_embedding_type": "none"}, "position embedding type 'none'"),
         (
             {"position_embedding_type": "none", "hybrid_override_pattern": "M-M*-"},
-            r"hybrid_override_pattern is 'M-M\*-': a state-space",
+            r"layer 0 of the layer pattern 'M-M\*-' is a state-space layer",
         ),
         ({"linear_attention_freq": 4}, "linear_attention_freq is 4: linear attention would need"),
         ({"normalization": "L2Norm"}, "normalization is 'L2Norm', must be RMSNorm or LayerNorm"),

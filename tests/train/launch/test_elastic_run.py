@@ -14,7 +14,7 @@ import pytest
 from reserved_ports import free_port
 from running import environment, faulty, losses, quick_command, train
 
-from lt_shared.console import BadConfig, ExitCode, UsageError
+from lt_shared.console import BadConfig, ExitCode, ToolError
 from lt_shared.contracts import checkpoint_layout
 from lt_train.config.options import schema
 from lt_train.config.run_config import RunConfig
@@ -160,11 +160,15 @@ def test_memory_that_suffices_on_two_nodes_only(monkeypatch: pytest.MonkeyPatch)
         (("--save", "run"), "--min-nodes without --global-batch-size"),
         (("--global-batch-size", "4"), "without checkpoints to go on from"),
         (("--global-batch-size", "4", "--save", "run", "--no-save-optim"), "without checkpoints to go on from"),
+        (
+            (*SAVED[2:4], "--global-batch-size", "4", "--max-restarts", "1", "--replicate-interval", "2"),
+            "same number of ranks only",
+        ),
     ],
 )
 def test_options_that_elastic_runs_need(options: tuple[str, ...], reason: str) -> None:
     words = ["--min-nodes", "1", "--mock-data", "--device", "cpu", "--model", "tiny", *options]
-    with pytest.raises(UsageError, match=reason):
+    with pytest.raises(ToolError, match=reason):
         resolve_run_config(schema().make_context("lt-train", words).params, ())
 
 

@@ -19,7 +19,7 @@ class _JobNumbers(click.ParamType):  # type: ignore[type-arg]  # generic since c
         from lt_monitor.collect.slurm_jobs import is_job
 
         if not is_job(value):
-            self.fail(f"{value!r} is not a job number such as 77 or 77_3", parameter, context)
+            self.fail(f"{value!r} is not a job number such as 77, 77_3 or 70+1", parameter, context)
         return value
 
 

@@ -146,6 +146,7 @@ CHECKS: tuple[Check, ...] = (
         lambda updates, saving, read: optimization.check_average(updates, saving, read.validation_names),
     ),
     (("faults", "memory"), faults.check),
+    (("faults", "checkpointing"), faults.check_copies),
     (
         ("schedule", "batches", "checkpointing"),
         lambda phases, sizes, saving: data_schedule.check(phases, sizes, bool(saving.save and not saving.no_save_optim)),

@@ -78,8 +78,8 @@ class Nodes:
     config: RunConfig
     resolve: Resolve
     prepare: Prepare
-    own_run: OwnRun
-    directory: Path | None
+    own_run: OwnRun = contextlib.nullcontext
+    directory: Path | None = None
 
     @property
     def number(self) -> int:

@@ -44,6 +44,7 @@ class Connection:
         self._socket = connected
         self._received = b""
         self.is_open = True
+        self.host: str = connected.getpeername()[0]
         connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         for name, value in KEEPALIVE.items():
             connected.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
@@ -84,10 +85,6 @@ class Connection:
     def local_address(self) -> str:
         """This machine's address, as the other side sees it."""
         return str(self._socket.getsockname()[0])
-
-    @property
-    def peer_address(self) -> str:
-        return str(self._socket.getpeername()[0])
 
     def wait(self, seconds: float) -> bool:
         """Wait until something has come, at most `seconds`. Return whether it has."""
@@ -173,7 +170,7 @@ class Leader:
             # A node that is back before its old connection is known to be lost.
             self._lose(node)
             self._members[node], self._hosts[node] = connection, host
-            self._endpoints[node] = (connection.peer_address, port)
+            self._endpoints[node] = (connection.host, port)
             connection.send({"welcome": self._number})
             return
         if greeting:
