@@ -5,20 +5,23 @@ Two launchers on this machine are the nodes, with two ranks each.
 
 import re
 import shutil
+import signal
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
+from typing import Any
 
 import pytest
 from reserved_ports import free_port
 from running import environment, faulty, losses, quick_command, train
 
-from lt_shared.console import BadConfig, ExitCode, ToolError
+from lt_shared.console import BadConfig, ExitCode, ToolError, Unavailable
 from lt_shared.contracts import checkpoint_layout
 from lt_train.config.options import schema
 from lt_train.config.run_config import RunConfig
-from lt_train.launch import elastic_run, launcher
+from lt_train.launch import elastic_run, launcher, rank_processes
+from lt_train.launch.node_group import listen
 from lt_train.planner import memory_estimate
 from lt_train.planner.resolve import resolve_run_config
 from lt_train.process import device, rank_environment
@@ -179,3 +182,45 @@ def test_ranks_of_another_launcher_are_refused(monkeypatch: pytest.MonkeyPatch) 
     words = [*SAVED[:-2], "--model", "tiny", "--global-batch-size", "4"]
     with pytest.raises(BadConfig, match="torchrun has started this one"):
         launcher.launch(resolve_run_config(schema().make_context("lt-train", words).params, ()))
+
+
+class FakeGroup:
+    """A group of which some nodes are there."""
+
+    def __init__(self, present: list[int]):
+        self.present = present
+
+    def poll(self) -> None:
+        pass
+
+
+def test_the_largest_usable_number_of_nodes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Three of four nodes are there, and three do not divide the batch: one waits, and is no reason to begin again."""
+    monkeypatch.chdir(tmp_path)
+    for name, value in (NODE | {"PET_NNODES": "4"}).items():
+        monkeypatch.setenv(name, value)
+    words = (*SAVED, "--model", "tiny", "--global-batch-size", "8", "--micro-batch-size", "1")
+
+    def resolve(nodes: int | None = None, ranks: int | None = None) -> RunConfig:
+        return resolve_run_config(schema().make_context("lt-train", [*words]).params, (), nodes, ranks)
+
+    node = rank_environment.find_node()
+    assert node
+    nodes = elastic_run.Nodes(node, resolve(), resolve, launcher.prepare)
+    with listen("127.0.0.1", free_port()) as listener, rank_processes.Ranks(has_spare=False) as ranks:
+        run = elastic_run.LeadingRun(nodes, listener, "127.0.0.1", 0)
+        group: Any = FakeGroup([0, 2, 3])
+        assert run._gather(ranks, group, 0) == [0, 2]
+        run._ask_for_more(ranks, group, 2)
+        assert not ranks.regroup_file.exists()
+        group.present = [0, 1, 2, 3]
+        assert run._gather(ranks, group, 60) == [0, 1, 2, 3]
+        run._ask_for_more(ranks, group, 2)
+        assert ranks.regroup_file.exists()
+        run._counts = (2, 4)
+        group.present = [0]
+        with pytest.raises(Unavailable, match=r"1 of 4 node.* came within 0 s, and the run goes on with 2 or 4"):
+            run._gather(ranks, group, 0)
+        # A signal ends the wait.
+        ranks.signalled = signal.SIGTERM
+        assert run._gather(ranks, group, 60) == []
