@@ -199,7 +199,7 @@ def stuck(dumps: tuple[str, ...], as_json: bool) -> console.ExitCode:
     if as_json:
         console.print_json(hang_report.to_record())
     else:
-        click.echo("\n".join(hang_report.lines()))
+        console.print_text("\n".join(hang_report.lines()))
     return console.ExitCode.FOUND if hang_report.is_stuck else console.ExitCode.OK
 
 

@@ -113,7 +113,7 @@ def tail_cause(logs: tuple[str, ...], as_json: bool, ended: bool, exclude_node: 
     elif as_json:
         console.print_json(cause.to_record())
     else:
-        click.echo(cause.sentence())
+        console.print_text(cause.sentence())
     return {
         Action.NONE: console.ExitCode.OK,
         Action.AGAIN: console.ExitCode.TRY_AGAIN,

@@ -106,7 +106,8 @@ def launch(config: RunConfig, resolve: elastic_run.Resolve | None = None) -> int
             return _run_elastic(elastic_run.Nodes(node, config, resolve, prepare, own_run, directory), is_first)
         if config.faults.max_restarts and node and node.nodes > 1 and resolve:
             nodes = elastic_run.Nodes(node, config, resolve, prepare)
-            return _run_with_spares(spare_run.SpareNodes(nodes, config.faults.spare_nodes))
+            open_directory = partial(_run_directory, config.checkpointing, config.data)
+            return _run_with_spares(spare_run.SpareNodes(nodes, config.faults.spare_nodes, open_directory))
         return LaunchedRun(config, is_first).run()
 
 
@@ -136,12 +137,10 @@ def _directory_of_elastic_run(config: RunConfig) -> Path | None:
 
 def _run_with_spares(nodes: spare_run.SpareNodes) -> int:
     """Run this node's part of a run whose lost nodes and ranks are replaced. Return the exit code."""
-    is_first = nodes.nodes.node.node_rank == 0
-    run = spare_run.LeadingSpareRun(nodes) if is_first else spare_run.FollowingSpareRun(nodes)
     with rank_processes.Ranks(has_spare=True) as ranks:
-        code = run.run(ranks)
+        code = spare_run.run(nodes, ranks)
         is_interrupted = ranks.is_interrupted and code == ExitCode.TRY_AGAIN
-    if is_interrupted and is_first:
+    if is_interrupted and nodes.nodes.node.node_rank == 0:
         _note_command(nodes.nodes.config.reporting)
     return ExitCode.INTERRUPTED if is_interrupted else _exit_code_of_node(code)
 

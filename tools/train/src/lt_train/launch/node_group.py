@@ -113,7 +113,7 @@ class Leader:
     def __init__(self, listener: socket.socket, number: int, nodes: int, settings: str):
         self._listener = listener
         self._listener.settimeout(0)
-        self._number = number
+        self.number = number
         self._nodes = nodes
         self._settings = settings
         self._newcomers: list[tuple[Connection, float]] = []
@@ -136,7 +136,7 @@ class Leader:
     @property
     def present(self) -> list[int]:
         """The number of this node, and the numbers of the nodes that are connected."""
-        return [self._number, *sorted(self._members)]
+        return [self.number, *sorted(self._members)]
 
     def poll(self) -> None:
         """Accept nodes that have come, and read the members' reports."""
@@ -161,17 +161,17 @@ class Leader:
 
     def _admit(self, connection: Connection, greeting: dict[str, Any]) -> None:
         node, host, port = greeting.get("node"), str(greeting.get("host"))[:64], greeting.get("port")
-        numbers = [number for number in range(self._nodes) if number != self._number]
+        numbers = [number for number in range(self._nodes) if number != self.number]
         if not isinstance(node, int) or not isinstance(port, int) or node not in numbers:
             reason = f"the other nodes of the run have numbers up to {numbers[-1]}, and {host} is number {node}"
         elif greeting.get("settings") != self._settings:
-            reason = f"{host} has other settings than node {self._number}"
+            reason = f"{host} has other settings than node {self.number}"
         else:
             # A node that is back before its old connection is known to be lost.
             self._lose(node)
             self._members[node], self._hosts[node] = connection, host
             self._endpoints[node] = (connection.host, port)
-            connection.send({"welcome": self._number})
+            connection.send({"welcome": self.number})
             return
         if greeting:
             note(f"refusing a node: {reason}")
@@ -197,7 +197,7 @@ class Leader:
     def begin(self, nodes: Sequence[int], address: Endpoint, step: int) -> None:
         """Tell `nodes` to start their ranks for the next attempt, which meet at `address` and begin after `step` steps."""
         self._attempt += 1
-        self._running = set(nodes) - {self._number}
+        self._running = set(nodes) - {self.number}
         self.endings, self.lost = {}, {}
         members = {str(node): self._endpoints[node] for node in sorted(self._running)}
         attempt = {"begin": self._attempt, "nodes": list(nodes), "address": address, "step": step, "members": members}

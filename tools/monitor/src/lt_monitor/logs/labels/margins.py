@@ -5,6 +5,7 @@ behind it are no logger's messages: they are indented, like the frames of a trac
 only if it repeats.
 """
 
+import itertools
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -83,6 +84,7 @@ _NO_HOST = re.compile(
 )
 
 
+_NAMELESS = frozenset({"time", "level", "number"})
 # Parts that end by themselves, and the beginnings of the next part that need no space before them.
 _CLOSED = frozenset({"bracket", "glog", "time"})
 _OPENING = b"[<("
@@ -125,10 +127,14 @@ class Margin(NamedTuple):
         general = _COLOUR + between.join(parts) + _COLOUR + _PUNCTUATION
         return re.compile(rb"\n(?:" + b"|".join((*self.spellings, general)) + rb")(?:\t| {0,%d})" % self.spaces + _COLOUR)
 
+    def names_nobody(self) -> bool:
+        """Whether the label has neither a rank nor a node."""
+        return _NAMELESS.issuperset(self.kinds)
+
     def read(self, line: bytes) -> Record:
         """Parse `time`, `rank` and `node` from the label in front of a line."""
         labels: Record = {}
-        parts = list(tokens(line))
+        parts = list(itertools.islice(tokens(line), len(self.kinds)))
         first = next(iter(parts), None)
         for token, kind in zip(parts, self.kinds, strict=False):
             if token.kind != kind:

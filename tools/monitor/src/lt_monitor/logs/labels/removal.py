@@ -263,7 +263,7 @@ def _without_lost_colours(text: bytes, frequent: Iterable[bytes]) -> Layer:
 
 def _without_margin(text: bytes, margin: margins.Margin, pattern: re.Pattern[bytes]) -> Layer | None:
     unlabelled = pattern.sub(b"\n", b"\n" + text)[1:]
-    return None if unlabelled == text else Layer(text, unlabelled, None, margin.read)
+    return None if unlabelled == text else Layer(text, unlabelled, None, margin.read, margin.names_nobody())
 
 
 def _without_prefixes(block: bytes, kinds: frozenset[int], spellings: tuple[bytes, ...] = ()) -> Layer:

@@ -69,8 +69,13 @@ def _end(tail: LogTail, is_ended: bool) -> SilentEnd:
 
 
 def _last_time(tail: LogTail) -> str | None:
-    matches = _TIME.findall(tail.text(tail.size - _LAST_BYTES, tail.size))
-    return next((text for match in reversed(matches) if (text := read_time(match)) is not None), None)
+    """Return the last time that the program printed, or the last in a label if it printed none."""
+    begin = tail.size - _LAST_BYTES
+    for text in (tail.context(begin, tail.size), tail.text(begin, tail.size)):
+        times = (read_time(match) for match in reversed(_TIME.findall(text)))
+        if (last := next((time for time in times if time is not None), None)) is not None:
+            return last
+    return None
 
 
 def _changed(path: str) -> float | None:
