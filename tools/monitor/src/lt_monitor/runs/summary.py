@@ -287,7 +287,8 @@ def _nodes(run: Run) -> dict[str, int] | None:
     """The nodes of a run that may lose some: `nodes` of `all_nodes` since `step`. None if the log does not tell them."""
     fields = [event.get("fields") or {} for event in run.of_kind("note") if event["note"] == Nodes.NOTE]
     counts = {name: fields[-1].get(name) for name in ("nodes", "all_nodes", "step")} if fields else {}
-    return counts if counts and all(isinstance(count, int) for count in counts.values()) else None
+    numbers = {name: count for name, count in counts.items() if isinstance(count, int)}
+    return numbers if numbers.keys() == {"nodes", "all_nodes", "step"} else None
 
 
 def _newest_of_sets(run: Run) -> dict[str, float]:
