@@ -1,6 +1,7 @@
 """How fast lt-monitor reads: noise, steps of each trainer, many files that did not change, and how much memory it takes.
 
-    nox -s bench -- monitor            # half a gigabyte of logs in a temporary directory, about three minutes
+    nox -s bench -- monitor            # half a gigabyte of logs in a temporary directory, about four minutes
+    nox -s bench -- monitor --labels   # noise and steps behind every kind of label, about ten minutes
     nox -s bench -- monitor --profile  # where the time goes, for each log
 
 Each figure is of a process of its own, with its start: processor seconds of user and system together, so other work on the
@@ -19,6 +20,10 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).parents[1] / "monitor"))
+
+from wrapped_logs import LOGGERS, SHIPPERS, Wrapping
+
 from lt_shared.contracts import run_log
 
 MB = 1_000_000
@@ -26,6 +31,19 @@ NOISE_MB_PER_SECOND, STEPS_MB_PER_SECOND = 200.0, 50.0
 PASS_SECONDS, SUMMARY_SECONDS, MEMORY_MIB = 1.0, 1.8, 200.0
 FILES, STEPS, PIPED_GB = 10_000, 1_000_000, 5
 NOISE_LINES_PER_STEP = 200
+# Behind labels, at least this share of the speed without.
+LABELLED_SHARE = 1 / 3
+LABELLED_STEPS, LABELLED_STEP_LINES = 4_000, 100_000
+COMMON_LABELS = (
+    ("cri",),
+    ("docker",),
+    ("stern",),
+    ("ray-colours",),
+    ("logging",),
+    ("rich",),
+    ("ray-colours", "docker"),
+    ("srun", "cri"),
+)
 
 NOISE = (
     "ip-10-1-2-3:4711:4811 [{0}] NCCL INFO Channel {1:02d}/32 : 0[0] -> 1[1] via P2P/IPC/read",
@@ -121,6 +139,37 @@ def speeds(logs: dict[str, tuple[Path, float]]) -> bool:
     return fine
 
 
+def wrapped(path: Path, kinds: tuple[str, ...]) -> Path:
+    """Write the log again behind labels, the first of `kinds` innermost."""
+    labels: dict[str, Wrapping] = {**SHIPPERS, **LOGGERS}
+    lines = path.read_text().splitlines()
+    for kind in kinds:
+        lines = labels[kind](lines)
+    labelled = path.with_suffix(".labelled.log")
+    labelled.write_text("\n".join([*lines, ""]))
+    return labelled
+
+
+def behind_labels(directory: Path, every_kind: bool) -> bool:
+    """How fast labelled logs are read, in bytes with their labels, as a share of the speed without labels."""
+    logs = {
+        f"a step in {NOISE_LINES_PER_STEP} lines": write(directory / "plain_noise.log", with_noise, LABELLED_STEPS),
+        "Megatron steps": write(directory / "plain_steps.log", megatron, LABELLED_STEP_LINES),
+    }
+    kinds = [*((kind,) for kind in {**SHIPPERS, **LOGGERS}), *COMMON_LABELS] if every_kind else COMMON_LABELS
+    fine = True
+    for name, path in logs.items():
+        speed = path.stat().st_size / MB / cpu_seconds("scrape", str(path))
+        say(f"scrape, {name}, no labels", f"{speed:.0f} MB/s", "", True)
+        for labels in dict.fromkeys(kinds):
+            labelled = wrapped(path, labels)
+            labelled_speed = labelled.stat().st_size / MB / cpu_seconds("scrape", str(labelled))
+            share = labelled_speed / speed
+            figure, what = f"{labelled_speed:.0f} MB/s, {share:.0%}", f"  behind {' in '.join(labels)}"
+            fine &= say(what, figure, f"at least {LABELLED_SHARE:.0%}", share >= LABELLED_SHARE)
+    return fine
+
+
 def many_files(directory: Path) -> bool:
     for number in range(FILES):
         (directory / f"slurm-{number}.out").write_text(megatron(random.Random(number), number + 1) + "\n")
@@ -161,9 +210,14 @@ def profile(logs: dict[str, tuple[Path, float]]) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--profile", action="store_true", help="print where the time goes instead of the figures")
+    parser.add_argument(
+        "--labels", action="store_true", help="print the speeds behind every kind of label instead of the figures"
+    )
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         directory = Path(folder)
+        if arguments.labels:
+            return 0 if behind_labels(directory, every_kind=True) else 1
         noise = write(directory / "noise.log", with_noise, 10_000)
         logs = {
             f"a step in {NOISE_LINES_PER_STEP} lines": (noise, NOISE_MB_PER_SECOND),
@@ -175,6 +229,7 @@ def main() -> int:
             profile(logs)
             return 0
         fine = speeds(logs)
+        fine &= behind_labels(directory, every_kind=False)
         fine &= many_files(directory)
         fine &= memory(noise)
         million = write(directory / "million.log", megatron, STEPS)

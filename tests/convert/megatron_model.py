@@ -25,6 +25,7 @@ cpu_backend.install("cuda")
 
 from groups_left import leave_groups  # noqa: E402
 from megatron.core import dist_checkpointing, parallel_state  # noqa: E402
+from megatron.core.activations import squared_relu  # noqa: E402
 from megatron.core.dist_checkpointing.dict_utils import nested_values  # noqa: E402
 from megatron.core.dist_checkpointing.mapping import ShardedObject, ShardedTensor, apply_factories  # noqa: E402
 from megatron.core.dist_checkpointing.strategies import filesystem_async  # noqa: E402
@@ -104,6 +105,7 @@ def build(
         moe_layer_freq=[0] * dense + [1] * (architecture.num_layers - dense) if dense else 1,
         moe_ffn_hidden_size=architecture.expert_size if architecture.num_experts else None,
         moe_shared_expert_intermediate_size=architecture.moe_shared_expert_intermediate_size,
+        moe_shared_expert_gate=architecture.moe_shared_expert_gate,
         moe_router_score_function=architecture.moe_router_score_function,
         moe_router_enable_expert_bias=architecture.moe_router_enable_expert_bias,
         moe_router_num_groups=architecture.moe_router_num_groups,
@@ -117,9 +119,10 @@ def build(
         num_query_groups=architecture.num_query_groups,
         kv_channels=architecture.kv_channels if not latent else None,
         layernorm_epsilon=architecture.norm_epsilon,
-        normalization="RMSNorm" if llama else "LayerNorm",
+        normalization=architecture.normalization if llama else "LayerNorm",
         activation_func=_activation(architecture),
-        gated_linear_unit=llama,
+        gated_linear_unit=llama and architecture.gated_linear_unit,
+        no_rope_freq=megatron_arguments.to_arguments(architecture).get("no_rope_freq"),
         add_bias_linear=not llama or architecture.add_bias_linear,
         add_qkv_bias=architecture.add_qkv_bias,
         qk_layernorm=architecture.qk_layernorm or bool(latent),
@@ -187,8 +190,10 @@ def build(
 
 
 def _activation(architecture: Architecture) -> Any:
-    if architecture.family != "llama":
+    if architecture.family != "llama" or architecture.activation == "gelu_tanh":
         return functools.partial(torch.nn.functional.gelu, approximate="tanh")
+    if architecture.activation == "relu2":
+        return squared_relu
     return quick_gelu if architecture.attention_sinks else torch.nn.functional.silu
 
 
@@ -203,6 +208,13 @@ def _gpt_oss() -> dict[str, Any]:
     }
 
 
+def place_in_whole(tensor: ShardedTensor) -> tuple[int | slice, ...]:
+    """The index of a shard in the tensor of the whole model, which megatron-core up to 0.19 had as `global_slice`."""
+    axes = tensor.prepend_axis_num
+    begins = zip(tensor.global_offset[axes:], tensor.local_shape, strict=True)
+    return (*tensor.global_offset[:axes], *(slice(begin, begin + length) for begin, length in begins))
+
+
 def fill(model: GPTModel) -> None:
     """Give every weight the slice of a tensor that depends on its global name alone, however the model is cut."""
     state = model.sharded_state_dict()
@@ -212,7 +224,7 @@ def fill(model: GPTModel) -> None:
             if isinstance(tensor, ShardedTensor):
                 generator = torch.Generator().manual_seed(zlib.crc32(tensor.key.encode()))
                 whole = torch.randn(tensor.global_shape, generator=generator) * 0.1 + ("norm" in tensor.key)
-                part = whole[tensor.global_slice()].reshape(tensor.data.shape)
+                part = whole[place_in_whole(tensor)].reshape(tensor.data.shape)
                 tensor.data.copy_(part)
 
 

@@ -8,7 +8,9 @@
    FAULTY_SHORT       r, w or rw: which calls transfer a part of their bytes: short_length
    FAULTY_INTERRUPTS  of 1,000 calls that end with EINTR
    FAULTY_ERROR       errno of the calls of kind FAULTY_CALL (r, w or s for sync), from number FAULTY_FIRST to FAULTY_LAST
-   FAULTY_COUNTS      a file to which each process appends: calls, faults
+   FAULTY_COUNTS      a file of two numbers of 8 bytes, which all processes share: calls, faults
+
+   A process whose environment has no FAULTY_DIRECTORY looks for it again at each call: a copy of a nursery gets it later.
 */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -19,15 +21,17 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/uio.h>
 #include <unistd.h>
 
-static const char *directory, *counts_path;
+static const char *directory;
 static int short_reads, short_writes, interrupts, error;
 static char failing_kind;
 static long first_failing, last_failing;
 static uint64_t seed;
-static atomic_long calls, faults, of_failing_kind;
+static atomic_long uncounted[2], of_failing_kind;
+static atomic_long *calls = &uncounted[0], *faults = &uncounted[1];
 static __thread uint64_t random_state;
 
 static long number(const char *name, long otherwise) {
@@ -35,10 +39,20 @@ static long number(const char *name, long otherwise) {
     return text && *text ? strtol(text, NULL, 10) : otherwise;
 }
 
+static void share_counts(const char *path) {
+    size_t size = 2 * sizeof *calls;
+    int file = open(path, O_RDWR | O_CREAT, 0600);
+    if (file < 0 || ftruncate(file, size)) abort();
+    atomic_long *shared = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+    if (shared == MAP_FAILED) abort();
+    close(file);
+    calls = &shared[0];
+    faults = &shared[1];
+}
+
 __attribute__((constructor)) static void begin(void) {
-    const char *shorts = getenv("FAULTY_SHORT"), *kind = getenv("FAULTY_CALL");
-    directory = getenv("FAULTY_DIRECTORY");
-    counts_path = getenv("FAULTY_COUNTS");
+    const char *shorts = getenv("FAULTY_SHORT"), *kind = getenv("FAULTY_CALL"), *counts_path = getenv("FAULTY_COUNTS");
+    if (!getenv("FAULTY_DIRECTORY")) return;
     short_reads = shorts && strchr(shorts, 'r');
     short_writes = shorts && strchr(shorts, 'w');
     interrupts = (int)number("FAULTY_INTERRUPTS", 0);
@@ -47,21 +61,13 @@ __attribute__((constructor)) static void begin(void) {
     first_failing = number("FAULTY_FIRST", 1);
     last_failing = number("FAULTY_LAST", first_failing);
     seed = (uint64_t)number("FAULTY_SEED", 0);
-}
-
-__attribute__((destructor)) static void end(void) {
-    char line[64];
-    int file = counts_path ? open(counts_path, O_WRONLY | O_APPEND | O_CREAT, 0600) : -1;
-    if (file >= 0) {
-        int length = snprintf(line, sizeof line, "%ld %ld\n", atomic_load(&calls), atomic_load(&faults));
-        if (write(file, line, length) != length) perror(counts_path);
-        close(file);
-    }
+    if (counts_path) share_counts(counts_path);
+    directory = strdup(getenv("FAULTY_DIRECTORY"));
 }
 
 /* xorshift, one state a thread. */
 static uint64_t next_random(void) {
-    if (!random_state) random_state = (seed + 1) * 0x9E3779B97F4A7C15u ^ (uint64_t)getpid() << 20 ^ (uint64_t)atomic_load(&calls);
+    if (!random_state) random_state = (seed + 1) * 0x9E3779B97F4A7C15u ^ (uint64_t)getpid() << 20 ^ (uint64_t)atomic_load(calls);
     random_state ^= random_state << 13;
     random_state ^= random_state >> 7;
     random_state ^= random_state << 17;
@@ -70,6 +76,7 @@ static uint64_t next_random(void) {
 
 static int is_affected(int file) {
     char link[40], path[4096];
+    if (!directory) begin();
     if (!directory) return 0;
     int before = errno;
     snprintf(link, sizeof link, "/proc/self/fd/%d", file);
@@ -90,23 +97,23 @@ static size_t short_length(size_t length) {
 /* Whether the call fails, with errno set; else *length is what the call may transfer. */
 static int fault(int file, char kind, size_t *length) {
     if (!is_affected(file)) return 0;
-    atomic_fetch_add(&calls, 1);
+    atomic_fetch_add(calls, 1);
     if (error && kind == failing_kind) {
         long place = atomic_fetch_add(&of_failing_kind, 1) + 1;
         if (first_failing <= place && place <= last_failing) {
-            atomic_fetch_add(&faults, 1);
+            atomic_fetch_add(faults, 1);
             errno = error;
             return 1;
         }
     }
     if (!length) return 0;
     if (interrupts && (int)(next_random() % 1000) < interrupts) {
-        atomic_fetch_add(&faults, 1);
+        atomic_fetch_add(faults, 1);
         errno = EINTR;
         return 1;
     }
     if (*length > 1 && ((kind == 'r' && short_reads) || (kind == 'w' && short_writes))) {
-        atomic_fetch_add(&faults, 1);
+        atomic_fetch_add(faults, 1);
         *length = short_length(*length);
     }
     return 0;

@@ -1,6 +1,7 @@
 """What lies at lt-convert's destination: checkpoints are replaced when asked for, and a thesis beside them never."""
 
 import json
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +12,7 @@ from convert_models import content, run, run_here, write_model
 from hypothesis import given
 from hypothesis import strategies as st
 from s3_server import names, upload
+from stranger import STRANGER_UID, Stranger
 
 from lt_convert.commands import conversion
 from lt_convert.commands.conversion import Request
@@ -255,3 +257,19 @@ def test_the_journal_comes_first_and_names_all(
         journal = json.loads(store.cat_file(f"{url}/{JOURNAL}"))
         assert names(url) - {JOURNAL} <= {*journal["names"]}
     assert names(url) == {".metadata", "__0_0.distcp", "run.json", "checksums.json", "lt-convert.json"}
+
+
+@pytest.mark.parametrize("foreign", ["out", "out/model-00001-of-00002.safetensors", "out/tokenizer/vocab.json"])
+def test_force_deletes_nothing_of_another_user(foreign: str, checkpoints: dict[str, Path], stranger: Stranger) -> None:
+    """In a group directory he may have renamed a checkpoint of a third user to the name of the output."""
+    source, out = checkpoints["other"], stranger.shared / "out"
+    assert run_here(source, "--to", "megatron-dist", "-o", out).returncode == 0
+    path = stranger.shared / foreign
+    if not path.exists():
+        path.parent.mkdir(exist_ok=True)
+        path.touch()
+    os.chown(path, STRANGER_UID, STRANGER_UID)
+    done = run_here(source, "--to", "torchtitan", "-o", out, "--force")
+    assert (done.returncode, done.stdout) == (73, "")
+    assert f"{path}: belongs to another user (uid {STRANGER_UID})" in done.stderr
+    assert path.exists()

@@ -20,7 +20,8 @@ from lt_monitor.runs.run_state import RunState
 
 FAULT = {"v": 1, "kind": "fault", "run": "r", "fault": "xid", "cause": "root", "severity": "critical", "message": "m"}
 STEP = {"v": 1, "kind": "step", "run": "r", "step": 1, "loss": 2.5}
-EVIL = "\x1b[2J\x1b]0;owned\x07\x9b31m\u202e<script>alert(1)</script>\"'`|<!channel>\\n{{7*7}}"
+EVIL = "\x1b[2J\x1b]0;owned\x07\x9b31m\x85\u202e\u2066\u200e\u200f\u061c\u2028<script>alert(1)</script>\"'`|<!channel>\\n{{7*7}}"
+OBEYED = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 COMMANDS = {
     "scrape": ["scrape", "--state", "state"],
     "alert": ["alert", "--state", "state"],
@@ -51,19 +52,43 @@ def evil_log() -> bytes:
     return raw + b"\0" * 1000 + b"\n" + lines(start, *steps, end, fault)
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+VIEWS = COMMANDS | {
+    "scrape without state": ["scrape"],
+    "alert --json": ["alert", "--json"],
+    "summarize --json": ["summarize", "--json"],
+    "runs --json": ["runs", "--json"],
+    "goodput --json": ["goodput", "--json"],
+    "tail-cause": ["tail-cause"],
+    "tail-cause --json": ["tail-cause", "--json"],
+    "tail-cause --exclude-node": ["tail-cause", "--exclude-node"],
+    "prom to standard output": ["prom"],
+    "diff": ["diff", "run.log"],
+    "diff --json": ["diff", "--json", "run.log"],
+    "export": ["export", "-o", "curves"],
+    "stuck": ["stuck"],
+    "stuck --json": ["stuck", "--json"],
+    "gpu": ["gpu"],
+    "slurm": ["slurm"],
+    "neuron": ["neuron"],
+}
+
+
+@pytest.mark.parametrize("command", VIEWS)
 def test_nothing_of_a_log_or_of_its_name_reaches_the_terminal_as_it_is(command: str, tmp_path: Path) -> None:
-    name = "a\x1b[2J\n.log"
-    (tmp_path / name).write_bytes(evil_log() + b'{"v":1,"kind":"st\n')
-    done = run(tmp_path, *COMMANDS[command], log=name)
-    assert done.returncode in (0, 1, 3), done.stderr
+    name = "a\x1b[2J\x9b31m\u202e\u200f\n.log"
+    for log in (name, "run.log"):
+        (tmp_path / log).write_bytes(evil_log() + b'{"v":1,"kind":"st\n')
+    done = run(tmp_path, *VIEWS[command], log=name)
+    assert done.returncode in (0, 1, 3, 65, 66, 69, 75, 78), done.stderr
     for stream in (done.stdout, done.stderr):
         text = stream.decode()
-        assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f\x80-\x9f\u202e]", text), text
+        assert not OBEYED.search(text), text
     if command == "report":
         page = (tmp_path / "report.html").read_text()
         assert "<script>alert" not in page
-        assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f\x80-\x9f\u202e]", page)
+        assert not OBEYED.search(page)
+    if command == "prom":
+        assert not OBEYED.search((tmp_path / "lt.prom").read_text())
 
 
 @given(st.text())

@@ -15,7 +15,7 @@ STREAMS = (0, 1, 2)
 PARENT_VARIABLE = "LT_TRAIN_PARENT"
 PASSED_ON = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 # In which a node of the tests' cluster differs from this machine.
-NAMESPACES = ("uts", "mnt")
+NAMESPACES = ("uts", "net", "mnt")
 PR_SET_PDEATHSIG = 1
 LARGEST_REQUEST_BYTES = 2**17
 # Which a process inherits, as it does its umask.

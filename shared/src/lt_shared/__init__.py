@@ -4,6 +4,7 @@ The names in `__all__`, here and in every tool's package, are the Python API; do
 first use, so importing a package costs nothing.
 """
 
+import _signal  # type: ignore[import-not-found]
 import contextlib
 import importlib
 import sys
@@ -21,6 +22,22 @@ if TYPE_CHECKING:
     from lt_shared.console.errors import Unavailable as Unavailable
     from lt_shared.console.errors import UsageError as UsageError
     from lt_shared.data import indexed_dataset as indexed_dataset
+
+# The name of a tool's program, or of its package during the first import of `python -m`.
+_PROGRAM = ("lt-preprocess", "lt-train", "lt-convert", "lt-monitor", "-m")
+
+
+def _leave_interrupts_to_the_kernel() -> None:
+    """Let Ctrl-C end a program that still imports its modules, without a traceback. `console.run` takes over.
+
+    `_signal`, because the module `signal` takes a millisecond to import. A notebook's and a test's handlers stay as they are.
+    """
+    is_program = sys.argv[:1] and sys.argv[0].rpartition("/")[2] in _PROGRAM
+    if is_program and _signal.getsignal(_signal.SIGINT) == _signal.default_int_handler:
+        _signal.signal(_signal.SIGINT, _signal.SIG_DFL)
+
+
+_leave_interrupts_to_the_kernel()
 
 
 def installed_versions(distributions: Iterable[str]) -> dict[str, str]:

@@ -1,7 +1,7 @@
 """Reads and writes of every tool that transfer fewer bytes than asked for, are interrupted, or fail: is the result the same?
 
-    python tests/hostile/campaigns/transfers.py --runs 500 monitor       # 500 runs of the commands of lt-monitor
-    python tests/hostile/campaigns/transfers.py --runs 100               # 100 runs of each tool
+    python tests/hostile/campaigns/transfers.py --runs 500 monitor       # 500 disturbed runs of the commands of lt-monitor
+    python tests/hostile/campaigns/transfers.py --runs 100               # 100 disturbed runs of each tool
     python tests/hostile/campaigns/transfers.py --runs 50 --seed 7 --command scrape
 
 Each run gives a command a directory of its own, in which tests/hostile/faulty_calls.c disturbs the reads, writes and syncs of all
@@ -10,7 +10,8 @@ every byte that it writes undisturbed. A call that fails (EFBIG, ENOSPC, EDQUOT,
 with one line of an error and the exit code for it. The same command, undisturbed in the same directory, must then complete the
 result.
 
-Prints a line for each command with its runs and faults, and exits with 1 when something did not hold. Needs a C compiler.
+A run in which no call met with a fault does not count. Prints a line for each command with its runs and faults, and exits with 1
+when something did not hold. Needs a C compiler.
 """
 
 import argparse
@@ -23,6 +24,7 @@ import os
 import random
 import re
 import shutil
+import struct
 import subprocess
 import sys
 import sysconfig
@@ -54,7 +56,8 @@ class Command:
     """`words` have the command's paths relative to its directory. Standard output is appended to the file `stdout` there.
 
     `repeats` is how often the command runs: a log grows before each repetition. `is_appended` says that what a run has written to
-    standard output counts, and a repetition adds only what is missing; otherwise the repetition writes all of it again.
+    standard output counts, and a repetition adds only what is missing; otherwise the repetition writes all of it again. With
+    `may_repeat`, a command that fails after it has printed a line, or a part of it, may print that line again.
     """
 
     tool: str
@@ -62,6 +65,7 @@ class Command:
     words: str
     repeats: int = 1
     is_appended: bool = False
+    may_repeat: bool = False
 
 
 TOKENIZE = "--tokenizer tokenizer --append-eod --workers 1 -o out"
@@ -93,7 +97,7 @@ COMMANDS = (
     ),
     Command("monitor", "scrape", "scrape --state state run.log", repeats=3, is_appended=True),
     Command("monitor", "prom", "prom -o out.prom run.log", repeats=3),
-    Command("monitor", "alert", "alert --json --state alert.state run.log", repeats=3, is_appended=True),
+    Command("monitor", "alert", "alert --json --state alert.state run.log", repeats=3, is_appended=True, may_repeat=True),
     Command("monitor", "plot", "plot -o out.html run.log"),
     Command("monitor", "summarize", "summarize --json run.log"),
     Command("monitor", "tail-cause", "tail-cause --json run.log"),
@@ -110,6 +114,8 @@ class Campaign:
         if compiler is None:
             raise SystemExit("there is no C compiler")
         subprocess.run([compiler, "-O2", "-shared", "-fPIC", "-o", self.library, LIBRARY, "-ldl"], check=True)
+        # Of the nurseries, and so of their copies.
+        os.environ["LD_PRELOAD"] = str(self.library)
         self.inputs = folder / "inputs"
         self.inputs.mkdir()
         self.runs: collections.Counter[str] = collections.Counter()
@@ -169,17 +175,20 @@ class Campaign:
             raise SystemExit(f"lt-{tool} {' '.join(words)}: {done.returncode}: {done.stderr}")
 
     def start(self, place: Path, tool: str, words: list[str], variables: dict[str, str]) -> subprocess.CompletedProcess[str]:
-        """Run the tool with `variables` that disturb it; without them a copy of a process that has imported it: the loader of
-        programs, which reads LD_PRELOAD, plays no part in a copy."""
-        if variables:
+        """Run the tool as a copy of a nursery of this campaign, which has loaded the library.
+
+        A nursery that the campaign shares with other tests has not loaded it: disturbed commands are then processes of their own.
+        """
+        imported = nursery.TRAINING if tool == "train" else nursery.TOOLS
+        if variables and nursery.LISTENER + imported in os.environ:
             program = [str(Path(sysconfig.get_path("scripts")) / f"lt-{tool}")]
         else:
             program = [nursery.python() if tool == "train" else nursery.light_python(), "-m", f"lt_{tool}"]
         environment = os.environ | {"OMP_NUM_THREADS": "1", "TMPDIR": str(self.folder)} | variables
         with (place / "stdout").open("ab") as output:
             return subprocess.run(
-                [*program, *words], cwd=place, env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.PIPE,
-                text=True, timeout=MOST_SECONDS,
+                [*program, *words], cwd=place, env=environment, text=True, timeout=MOST_SECONDS,
+                stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.PIPE,
             )  # fmt: skip
 
     def new_place(self) -> Path:
@@ -190,8 +199,11 @@ class Campaign:
         (place / "stdout").unlink(missing_ok=True)
         return place
 
-    def run(self, command: Command) -> None:
-        """Disturb the command once, and compare its result, or the result of its repetition, with the undisturbed result."""
+    def run(self, command: Command) -> bool:
+        """Disturb the command, and compare its result, or the result of its repetition, with the undisturbed result.
+
+        Returns whether a call met with a fault.
+        """
         if command not in self.results:
             undisturbed = self.new_place()
             self.repeat(command, undisturbed, {}, is_orderly=lambda code: code in (0, 1, 3))
@@ -200,18 +212,19 @@ class Campaign:
         kind, variables = self.disturbance()
         counts.unlink(missing_ok=True)
         variables |= {
-            "LD_PRELOAD": str(self.library), "FAULTY_DIRECTORY": str(place), "FAULTY_SEED": str(self.random.randrange(1 << 30)),
+            "FAULTY_DIRECTORY": str(place), "FAULTY_SEED": str(self.random.randrange(1 << 30)),
             "FAULTY_COUNTS": str(counts), "PYTHONUNBUFFERED": self.random.choice(["", "1"]),
         }  # fmt: skip
         legal = "FAULTY_ERROR" not in variables
         what = f"{command.tool} {command.name}: {kind}"
-        has_failed = self.repeat(command, place, variables, lambda code: code in ((0, 1, 3) if legal else ORDERLY), what)
-        self.runs[f"{command.tool}: {command.name}"] += 1
-        self.failed[f"{command.tool}: {command.name}"] += has_failed
-        if counts.exists():
-            self.faults[f"{command.tool}: {command.name}"] += sum(
-                int(line.split()[1]) for line in counts.read_text().splitlines()
-            )
+        name = f"{command.tool}: {command.name}"
+        try:
+            has_failed = self.repeat(command, place, variables, lambda code: code in ((0, 1, 3) if legal else ORDERLY), what)
+        finally:
+            faults = struct.unpack("qq", counts.read_bytes())[1] if counts.exists() else 0
+            self.runs[name] += faults > 0
+            self.faults[name] += faults
+        self.failed[name] += has_failed
         if has_failed:
             if not command.is_appended:
                 (place / "stdout").unlink()
@@ -220,6 +233,7 @@ class Campaign:
         differences = compare(result(command, place), self.results[command])
         if differences:
             raise Broken(f"{what} {variables}: {differences}")
+        return faults > 0
 
     def disturbance(self) -> tuple[str, dict[str, str]]:
         """Draw a kind of fault, and the variables that cause it."""
@@ -264,12 +278,22 @@ def result(command: Command, place: Path) -> dict[str, object]:
         losses = [json.loads(line) for line in (save / "metrics.jsonl").read_text().splitlines()]
         by_step = {record["step"]: record["loss"] for record in losses if record.get("kind") == "step"}
         return {"losses": by_step, "tensors": tensor_checksums(save / "iter_0000004")}
-    written: dict[str, object] = {"stdout": without_times((place / "stdout").read_bytes())}
+    lines = without_times((place / "stdout").read_bytes()).splitlines()
+    if command.may_repeat:
+        lines = [line for line in dict.fromkeys(lines) if is_json(line)]
+    written: dict[str, object] = {"stdout": lines}
     for path in sorted(place.rglob("*")):
         name = str(path.relative_to(place))
         if path.is_file() and name.startswith(("out", ".")) and not name.endswith(UNLIKE):
             written[name] = without_times(path.read_bytes())
     return written
+
+
+def is_json(line: bytes) -> bool:
+    try:
+        return isinstance(json.loads(line), dict)
+    except ValueError:
+        return False
 
 
 def without_times(content: bytes) -> bytes:
@@ -290,7 +314,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     tools = list(dict.fromkeys(command.tool for command in COMMANDS))
     parser.add_argument("tools", nargs="*", metavar="TOOL", help=f"of: {', '.join(tools)}; by default all")
-    parser.add_argument("--runs", type=int, default=100, help="of each tool")
+    parser.add_argument("--runs", type=int, default=100, help="disturbed runs of each tool")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--command", help="only commands that have this in their name")
     options = parser.parse_args()
@@ -301,12 +325,15 @@ def main() -> int:
         campaign.write_inputs(chosen)
         for tool in (tool for tool in tools if tool in chosen):
             commands = [command for command in COMMANDS if command.tool == tool and (options.command or "") in command.name]
-            for number in range(options.runs if commands else 0):
+            disturbed = tries = 0
+            while commands and disturbed < options.runs and tries < 5 * options.runs + len(commands):
                 try:
-                    campaign.run(commands[number % len(commands)])
+                    disturbed += campaign.run(commands[disturbed % len(commands)])
                 except Broken as error:
                     broken += 1
+                    disturbed += 1
                     print(error, flush=True)
+                tries += 1
     for name, runs in campaign.runs.items():
         print(f"{runs:6d} runs  {campaign.faults[name]:9,d} faults  {campaign.failed[name]:5d} failed and were repeated  {name}")
     print(f"{campaign.runs.total()} runs, {campaign.faults.total():,} faults, {broken} broken")

@@ -460,3 +460,19 @@ def test_accounting_gives_what_the_queue_gave(answer: str, jobs: list[tuple[str,
     found = slurm_jobs.parse(answer, "-")
     assert [(one["job"], one["state"], one.get("log"), one.get("restarts")) for one in found] == jobs
     assert all(one.get("signal", 0) <= 64 for one in found)
+
+
+@pytest.mark.parametrize(("requested", "jobs"), [("70", ["70", "71"]), ("70+1", ["71"]), ("71", ["71"]), ("72", [])])
+@pytest.mark.parametrize(
+    "answer",
+    [
+        ACCOUNTED + "70|70+0|RUNNING|0:0|/fsx|\n71|70+1|FAILED|1:0|/fsx|\n90|90|RUNNING|0:0|/fsx|\n",
+        "JobId=70 HetJobId=70 HetJobOffset=0 JobState=RUNNING\n\nJobId=71 HetJobId=70 HetJobOffset=1 JobState=FAILED\n",
+    ],
+    ids=["sacct", "scontrol"],
+)
+def test_components_of_a_heterogeneous_job_are_asked_for(answer: str, requested: str, jobs: list[str], tmp_path: Path) -> None:
+    (tmp_path / "jobs").write_text(answer)
+    records = slurm_jobs.sample(str(tmp_path / "jobs"), [requested])
+    assert [record["job"] for record in records] == jobs
+    assert all(record["component"] == {"70": "70+0", "71": "70+1"}[record["job"]] for record in records)

@@ -129,3 +129,12 @@ def test_a_directory_of_others_is_called_so(tmp_path: Path) -> None:
     (tmp_path / "state").chmod(0o777)
     with pytest.raises(CannotCreate, match=r"state: can be written to by others \(mode 0777\)"):
         state_file.read(str(tmp_path / "state"), "prom")
+
+
+def test_a_path_that_is_not_utf8_is_kept(tmp_path: Path) -> None:
+    path = tmp_path / "state"
+    path.write_bytes(state_file.content("scrape-state", {"logs": ["/fsx/a\udcff/run.log", "/fsx/é/run.log"]}))
+    path.chmod(0o600)
+    state = state_file.read(str(path), "scrape")
+    assert state is not None
+    assert state["logs"] == ["/fsx/a\udcff/run.log", "/fsx/é/run.log"]

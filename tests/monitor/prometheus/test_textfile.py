@@ -88,28 +88,54 @@ def test_a_real_node_exporter_serves_the_file(tool: Any, exporter: tuple[Path, s
     assert {re.split("[{ ]", line)[0] for line in served.splitlines() if line.startswith("lt_")} <= set(exposition.BY_NAME)
 
 
+OTHER_BYTES = ["a\udcfe", "a\udcff"]
+
+
+@pytest.mark.parametrize(
+    ("names", "is_redirected"),
+    [(["base", "large"], False), (["base", "large"], True), (OTHER_BYTES, False), (["a\x01", "a\\x01"], False)],
+    ids=["files", "standard output", "names that are not UTF-8", "names with an escape"],
+)
 def test_two_monitors_in_one_directory_have_no_series_in_common(
-    exporter: tuple[Path, str], promtool: str, tmp_path: Path
+    names: list[str], is_redirected: bool, exporter: tuple[Path, str], promtool: str, tmp_path: Path
 ) -> None:
     """node_exporter keeps one of two equal series, and a monitor that is dead looks like the one that lives."""
     folder, url = exporter
-    for name, last in (("base", 30), ("large", 20)):
+    for name, last in zip(names, (30, 20), strict=True):
         (tmp_path / name).mkdir()
         (tmp_path / name / "train.log").write_text(steps(1, last, "train"))
-        command = [sys.executable, "-m", "lt_monitor", "prom", "-o", str(folder / f"{name}.prom"), "train.log"]
-        subprocess.run(command, cwd=tmp_path / name, check=True)
-    texts = [(folder / f"{name}.prom").read_text() for name in ("base", "large")]
+        target = folder / f"{name}.prom"
+        command = [sys.executable, "-m", "lt_monitor", "prom", "-o", "-" if is_redirected else target, "train.log"]
+        done = subprocess.run(command, cwd=tmp_path / name, check=True, capture_output=True)
+        if is_redirected:
+            target.write_bytes(done.stdout)
+    texts = [(folder / f"{name}.prom").read_text() for name in names]
     series = [line.rpartition(" ")[0] for text in texts for line in text.splitlines() if not line.startswith("#")]
     assert len(series) == len(set(series)) > 20
     for text in texts:
         checked = subprocess.run([promtool, "check", "metrics"], input=text, capture_output=True, text=True)
         assert (checked.returncode, checked.stdout, checked.stderr) == (0, "", "")
+    if names == OTHER_BYTES:
+        # node_exporter has a label with the name of each file, and drops those that are not UTF-8.
+        return
     with urllib.request.urlopen(url) as answer:
         served = answer.read().decode()
     assert "node_textfile_scrape_error 0\n" in served
-    for line in ('lt_train_step{monitor="base",run="train"} 30', 'lt_train_step{monitor="large",run="train"} 20'):
-        assert f"{line}\n" in served
+    for step in (30, 20):
+        assert len(re.findall(rf'^lt_train_step\{{monitor=".*",run="train"\}} {step}$', served, re.MULTILINE)) == 1
     assert served.count("\nlt_monitor_last_run_timestamp_seconds{") == 2
+
+
+def test_many_logs_on_standard_output_make_a_short_label(tool: Any, tmp_path: Path) -> None:
+    """Two lists that differ in the last log only have two labels."""
+    names = [f"{'n' * 90}{number}.log" for number in range(9)]
+    for name in names:
+        (tmp_path / name).write_text(steps(1, 3))
+    labels = []
+    for logs in (names[:8], [*names[:7], names[8]]):
+        labels.append(tool("prom", *logs).stdout.splitlines()[-1].partition('"')[2].rpartition('"')[0])
+    assert labels[0] != labels[1]
+    assert max(map(len, labels)) < 330
 
 
 def test_monitors_on_standard_output_are_told_apart_by_their_logs(tool: Any, tmp_path: Path) -> None:

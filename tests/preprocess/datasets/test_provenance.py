@@ -368,7 +368,7 @@ def test_a_dataset_of_another_user_is_not_taken(finished: Dataset, ending: str, 
         with pytest.raises(CannotCreate) as caught:
             provenance.finished(prefix, ORIGIN)
         assert str(caught.value) == f"{prefix}.{ending}: belongs to another user (uid {uid})"
-        assert caught.value.hint == "name that dataset if you trust it, choose another output, or pass --force"
+        assert caught.value.hint == "name that dataset if you trust it, choose another output, or remove it"
     monkeypatch.chdir(Path(prefix).parent)
     with pytest.raises(CannotCreate, match=rf"^a\.{ending}: belongs to another user"):
         provenance.check_not_planted("a")

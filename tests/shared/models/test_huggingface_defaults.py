@@ -25,7 +25,7 @@ def of_transformers(config: dict[str, Any], place: Path) -> dict[str, Any] | Non
     (place / "config.json").write_text(json.dumps(config))
     try:
         found: dict[str, Any] = AutoConfig.from_pretrained(place).to_dict()
-    except StrictDataclassError:
+    except (StrictDataclassError, IndexError):
         return None
     return found
 

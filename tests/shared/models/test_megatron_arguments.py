@@ -52,11 +52,12 @@ def test_megatrons_defaults_are_read() -> None:
         ({"position_embedding_type": "none"}, "position embedding type 'none'"),
         (
             {"position_embedding_type": "none", "hybrid_override_pattern": "M-M*-"},
-            r"hybrid_override_pattern is 'M-M\*-': a state-space",
+            r"layer 0 of the layer pattern 'M-M\*-' is a state-space layer",
         ),
         ({"linear_attention_freq": 4}, "linear_attention_freq is 4: linear attention would need"),
-        ({"normalization": "LayerNorm"}, "normalization is 'LayerNorm' with rope positions, expected 'RMSNorm'"),
-        ({"swiglu": False}, "swiglu is False"),
+        ({"normalization": "L2Norm"}, "normalization is 'L2Norm', must be RMSNorm or LayerNorm"),
+        ({"swiglu": False, "bias_gelu_fusion": False}, "bias_gelu_fusion is False, so GELU is exact"),
+        ({"squared_relu": True}, "squared_relu with swiglu"),
         ({"multi_latent_attention": True}, "have no 'q_lora_rank'"),
         ({"qk_l2_norm": True}, "qk_l2_norm is True"),
         ({"num_experts": 8, "moe_layer_freq": 2}, "moe_layer_freq is 2, and only first layers without experts"),
@@ -145,3 +146,21 @@ def test_the_epsilon_of_latents_is_told() -> None:
 def test_layers_of_another_number_are_told_as_such() -> None:
     with pytest.raises(BadConfig, match="of 5 layers, and the model has 61"):
         from_arguments(to_arguments(preset("deepseek-v3")) | {"moe_layer_freq": [0] + [1] * 4}, "run")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "fields"),
+    [
+        ({"swiglu": False}, {"activation": "gelu_tanh", "gated_linear_unit": False}),
+        ({"swiglu": False, "squared_relu": True}, {"activation": "relu2", "gated_linear_unit": False}),
+        ({"normalization": "LayerNorm"}, {"normalization": "LayerNorm"}),
+        ({"no_rope_freq": 2}, {"no_rope_freq": 2}),
+        ({"num_layers": 4, "no_rope_freq": [0, 0, 0, 1]}, {"num_layers": 4, "no_rope_freq": 4}),
+        ({"num_layers": 4, "no_rope_freq": [0, 0, 1, 0]}, {"num_layers": 4, "no_rope_freq": 3}),
+    ],
+)
+def test_layers_of_another_style_are_read(arguments: dict[str, Any], fields: dict[str, Any]) -> None:
+    base = preset("tiny")
+    expected = dataclasses.replace(base, **fields)
+    assert from_arguments(to_arguments(base) | arguments, base.name) == expected
+    assert from_arguments(to_arguments(expected), base.name) == expected

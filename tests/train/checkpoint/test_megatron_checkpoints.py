@@ -27,7 +27,7 @@ OTHERS: dict[str, tuple[Any, str]] = {
     "rotary_percent": (0.5, "rotary"),
     "window_size": ((4, 0), "sliding_window 5 there, None here"),
     "softmax_type": ("learnable", "attention_sinks True there, False here"),
-    "no_rope_freq": (2, "no_rope_freq"),
+    "no_rope_freq": (2, "no_rope_freq 2 there, None here"),
     "apply_layernorm_1p": (True, "layernorm_zero_centered_gamma True there, False here"),
 }
 

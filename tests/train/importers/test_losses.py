@@ -109,7 +109,7 @@ def test_two_commands_are_not_chosen_between(tmp_path: Path) -> None:
 
 
 SWITCHES = (
-    *("squared-relu", "openai-gelu", "quick-geglu", "rotary-interleaved", "attention-output-gate", "qk-l2-norm"),
+    *("openai-gelu", "quick-geglu", "rotary-interleaved", "attention-output-gate", "qk-l2-norm"),
     *("apply-residual-connection-post-layernorm", "is-hybrid-model", "embed-layernorm"),
     *("experimental-attention-variant dsa", "heterogeneous-layers-config-path x"),
 )
@@ -122,6 +122,15 @@ def test_an_option_of_the_model_is_not_lost(switch: str, tmp_path: Path) -> None
     assert (result.code, result.out) == (65, "")
     assert f"another model would result, without {name}" in result.err
     assert imported(tmp_path, f"{GPT} --{switch}", "--partial").code == 0
+
+
+def test_squared_relu_is_carried_or_refused_by_name(tmp_path: Path) -> None:
+    result = imported(tmp_path, f"{GPT} --squared-relu")
+    assert (result.code, result.out) == (65, "")
+    assert "lt-train refuses the result: --squared-relu for a model with learned positions" in result.err
+    rotary = f"{GPT} --squared-relu --position-embedding-type rope --disable-bias-linear"
+    assert options(tmp_path, rotary)["squared-relu"] is True
+    assert options(tmp_path, rotary)["normalization"] == "LayerNorm"
 
 
 @pytest.mark.parametrize("switch", ["never-heard-of", "never-heard-of 0", "fp32-residual-connection", "random-ltd"])

@@ -13,6 +13,7 @@ import torch
 from running import copied_ranks_in, environment, losses, quick_command, train
 
 from lt_train.launch.control import Control, Controlled
+from lt_train.launch.kept_copies import KeptCopies
 from lt_train.process import interruption
 from lt_train.process.interruption import Echo
 from lt_train.process.reading import Reading
@@ -65,34 +66,34 @@ def test_losses_are_those_of_an_undisturbed_run(layout: str, killed: list[str], 
 
 def test_a_rank_that_does_not_leave_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lt_train.launch.control.READY_SECONDS", 0.3)
-    control = Control(tmp_path / "control")
+    control = Control(tmp_path / "control", KeptCopies())
     ranks = [Controlled(str(tmp_path / "control"), rank) for rank in (0, 1)]
     control.hold([0, 1])
     assert [rank.is_held() for rank in ranks] == [True, True]
     ranks[0].say_ready()
     assert not control.are_ready([0, 1])
-    assert not control.begin([0, 1], 2, "config", 1), "there is no spare"
+    assert not control.begin({2: {}}, {2: 0}), "there is no spare"
     control.close()
     assert ranks[0].wait_for_attempt() is None
 
 
 def test_the_ranks_and_the_spare_hear_what_to_begin(tmp_path: Path) -> None:
-    control = Control(tmp_path / "control")
-    rank, spare = (Controlled(str(tmp_path / "control"), number) for number in (0, None))
+    control = Control(tmp_path / "control", KeptCopies())
+    rank, spare = (Controlled(str(tmp_path / "control"), number) for number in (0, -3))
     control.hold([0])
     assert rank.is_held()
     rank.say_ready()
     assert control.are_ready([0])
-    assert control.begin([0], 1, "config", 4711)
-    assert [end.wait_for_attempt() for end in (rank, spare)] == [
-        {"config": "config", "rank": number, "port": 4711} for number in (0, 1)
-    ]
+    attempts = {number: {"config": "config", "variables": {"RANK": str(4 + number)}, "stored": 3} for number in (0, 1)}
+    assert control.begin(attempts, {1: 2})
+    assert [end.wait_for_attempt() for end in (rank, spare)] == list(attempts.values())
+    assert spare.stored_step == 3
     control.close()
 
 
 def test_a_rank_is_held_once_it_is_free_of_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lt_train.launch.control.READY_SECONDS", 0.3)
-    control = Control(tmp_path / "control")
+    control = Control(tmp_path / "control", KeptCopies())
     calls: list[str] = []
     stuck = threading.Event()
     free = Controlled(str(tmp_path / "control"), 0, lambda: calls.append("interrupted"))
@@ -106,7 +107,7 @@ def test_a_rank_is_held_once_it_is_free_of_the_others(tmp_path: Path, monkeypatc
 
 
 def test_the_launcher_hears_of_ranks_that_hang(tmp_path: Path) -> None:
-    control = Control(tmp_path / "control")
+    control = Control(tmp_path / "control", KeptCopies())
     first, second = (Controlled(str(tmp_path / "control"), rank) for rank in (0, 1))
     assert control.suspects() == []
     first.suspect(1)
@@ -132,6 +133,6 @@ def test_what_is_read_after_an_interruption_is_not_used() -> None:
 
 def test_without_word_of_a_death_a_rank_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lt_train.launch.control.HOLD_SECONDS", 0.1)
-    control = Control(tmp_path / "control")
+    control = Control(tmp_path / "control", KeptCopies())
     assert not Controlled(str(tmp_path / "control"), 0).is_held()
     control.close()

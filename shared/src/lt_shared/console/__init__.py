@@ -28,8 +28,10 @@ from lt_shared.console.output import counted as counted
 from lt_shared.console.output import detail as detail
 from lt_shared.console.output import note as note
 from lt_shared.console.output import print_json as print_json
+from lt_shared.console.output import print_text as print_text
 from lt_shared.console.output import verbosity as verbosity
 from lt_shared.console.output import visible as visible
+from lt_shared.console.output import visible_json as visible_json
 from lt_shared.console.output import warn as warn
 from lt_shared.console.program import exit_code_of as exit_code_of
 from lt_shared.console.program import run as run

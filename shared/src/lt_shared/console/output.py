@@ -5,8 +5,12 @@
 
 import contextlib
 import enum
+import fcntl
+import functools
 import json
 import os
+import re
+import stat
 import sys
 from collections.abc import Mapping
 from typing import Any
@@ -14,6 +18,8 @@ from typing import Any
 import click
 
 VERBOSITY = "LT_VERBOSITY"
+# With U+2028 and U+2029, at which str.splitlines ends a line. Joiners stay: Persian, Hindi and emoji need them.
+_TERMINAL_CONTROLS = re.compile("[\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 _tool_name = "lt"
 
 
@@ -89,7 +95,38 @@ def warn(text: str) -> None:
     _say(f"warning: {text}")
 
 
+def visible_json(encoded: str) -> str:
+    """Escape characters that a terminal obeys in JSON or TOML: DEL, C1 controls, changes of direction. JSON escapes C0 itself."""
+    if encoded.isascii() and "\x7f" not in encoded:
+        return encoded
+    return _TERMINAL_CONTROLS.sub(lambda match: f"\\u{ord(match[0]):04x}", encoded)
+
+
 def print_json(record: Mapping[str, Any]) -> None:
     """Write one line of data to stdout at once, so that a reader at the other end of a pipe sees it."""
-    sys.stdout.write(json.dumps(record, ensure_ascii=False, separators=(",", ":")) + "\n")
+    _end_cut_line()
+    sys.stdout.write(visible_json(json.dumps(record, ensure_ascii=False, separators=(",", ":"))) + "\n")
     sys.stdout.flush()
+
+
+def print_text(text: str) -> None:
+    """Write a line or a table for people to stdout, with control characters escaped."""
+    _end_cut_line()
+    click.echo(visible(text))
+
+
+@functools.cache
+def _end_cut_line() -> None:
+    """Before the first line of this process: end the last line of a file that stdout appends to, if it was cut off.
+
+    An earlier process may have met a full disk in the middle of a line, and this process repeats that line as a whole.
+    """
+    with contextlib.suppress(OSError, ValueError):
+        descriptor = sys.stdout.fileno()
+        is_appended = fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_APPEND
+        if not is_appended or not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            return
+        with open(f"/proc/self/fd/{descriptor}", "rb") as file:
+            file.seek(-1, os.SEEK_END)
+            if file.read(1) != b"\n":
+                sys.stdout.write("\n")

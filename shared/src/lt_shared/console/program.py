@@ -40,6 +40,9 @@ def run(command: click.Command, tool: str, handle_signals: Callable[[], None] | 
 
     def work() -> int:
         # Inside `exit_code_of`: a signal between a handler's installation and its `try` would end with a traceback.
+        if signal.getsignal(signal.SIGINT) == signal.SIG_DFL:
+            # lt_shared has left SIGINT to the kernel while modules were imported.
+            signal.signal(signal.SIGINT, signal.default_int_handler)
         if handle_signals is not None:
             handle_signals()
         _end_by_signals()
@@ -47,12 +50,13 @@ def run(command: click.Command, tool: str, handle_signals: Callable[[], None] | 
             return int(command.invoke(context) or ExitCode.OK)
 
     began = time.monotonic()
-    code = exit_code_of(work)
+    try:
+        code = exit_code_of(work)
+        _end_at_once_by_signals()
+    except (KeyboardInterrupt, Terminated) as end:
+        # The signal came while an error was reported.
+        os._exit(end.exit_code if isinstance(end, Terminated) else ExitCode.INTERRUPTED)
     _tell_cost(time.monotonic() - began)
-    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
-        # From here on a second signal ends the process at once, and without a traceback.
-        if signal.getsignal(number) != signal.SIG_IGN:
-            signal.signal(number, signal.SIG_DFL)
     if code == ExitCode.OK:
         code = exit_code_of(_flush_output)
     else:
@@ -74,6 +78,22 @@ def _end_by_signals() -> None:
         # nohup has it ignored, and that must stay so.
         if signal.getsignal(number) == signal.SIG_DFL:
             signal.signal(number, _raise_terminated)
+    if signal.getsignal(signal.SIGINT) == signal.default_int_handler:
+        signal.signal(signal.SIGINT, _raise_interrupt)
+
+
+def _end_at_once_by_signals() -> None:
+    """Let the next signal end the process: a handler's exception in an `except` block would end with a traceback.
+
+    Not by SIG_DFL: if the signal has come already, Python finds no handler for it and prints a traceback.
+    """
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
+        if signal.getsignal(number) != signal.SIG_IGN:
+            signal.signal(number, _exit_at_once)
+
+
+def _exit_at_once(signal_number: int, frame: FrameType | None) -> NoReturn:
+    os._exit(128 + signal_number)
 
 
 def _prepare_streams() -> None:
@@ -109,7 +129,13 @@ def _flush(stream: TextIO) -> None:
 
 
 def _raise_terminated(signal_number: int, frame: FrameType | None) -> None:
+    _end_at_once_by_signals()
     raise Terminated(signal_number)
+
+
+def _raise_interrupt(signal_number: int, frame: FrameType | None) -> None:
+    _end_at_once_by_signals()
+    raise KeyboardInterrupt
 
 
 def exit_code_of(work: Callable[[], int]) -> int:

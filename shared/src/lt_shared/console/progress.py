@@ -7,7 +7,7 @@ from typing import Any, Self, TextIO
 
 import click
 
-from lt_shared.console.output import Verbosity, note, verbosity
+from lt_shared.console.output import Verbosity, note, verbosity, visible
 
 
 def is_terminal(stream: TextIO | None) -> bool:
@@ -81,6 +81,7 @@ class Progress:
 
     def print(self, text: str) -> None:
         """Write a line to stderr, above the bar where there is one."""
+        text = visible(text)
         if self._bar is not None:
             self._bar.console.print(text, markup=False, highlight=False, soft_wrap=True)
         else:

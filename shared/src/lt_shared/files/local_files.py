@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import IO
 
 from lt_shared.console import CannotCreate, IoFailure, TryAgain
-from lt_shared.files import ownership
+from lt_shared.files import leftovers, ownership
 
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
@@ -69,9 +69,9 @@ def publish_filled(file: IO[bytes], name: str, mode: int | None = None) -> None:
 
 def set_mode(descriptor: int, mode: int) -> None:
     """Give a file or directory a mode; some mounts have their own and refuse."""
-    group_is_inherited = os.fstat(descriptor).st_mode & stat.S_ISGID
     try:
-        os.fchmod(descriptor, mode | group_is_inherited)
+        # A directory that inherits its group keeps this bit.
+        os.fchmod(descriptor, mode | os.fstat(descriptor).st_mode & stat.S_ISGID)
     except OSError as error:
         if error.errno not in (errno.EPERM, errno.ENOTSUP, errno.ENOSYS):
             raise
@@ -89,11 +89,12 @@ def umask() -> int:
 
 
 def create_partial(name: str) -> int:
-    """Create and lock the partial file, replacing one that a killed process left. Raises CannotCreate for another user's.
+    """Create and lock the partial file, replacing a leftover. Raises CannotCreate for another user's, there or at `name`.
 
     A process that gets the lock on a file which has since been renamed or deleted must not touch it: it would empty the output
     that another process has just published. Hence the look at the inode after the lock.
     """
+    ownership.check_owner(name)
     partial = partial_path(name)
     while True:
         created = True
@@ -111,7 +112,7 @@ def create_partial(name: str) -> int:
             if current and created:
                 return descriptor
             if current:
-                os.unlink(partial)
+                leftovers.remove(partial)
         except BaseException:
             os.close(descriptor)
             raise
@@ -213,6 +214,10 @@ def publish_directory(path: str | os.PathLike[str], replace: bool = False, resum
     with creating(str(target)):
         target.parent.mkdir(parents=True, exist_ok=True)
         lock = create_partial_directory(partial, str(target))
+        if leftovers.could_be_renamed(partial, os.fstat(lock)):
+            leftovers.remove(partial)
+            os.close(lock)
+            lock = create_partial_directory(partial, str(target))
     try:
         with filling(str(target)):
             is_trusted = ownership.reason_for_distrust(os.fstat(lock), target.parent) is None
@@ -223,7 +228,6 @@ def publish_directory(path: str | os.PathLike[str], replace: bool = False, resum
             check_replaceable(target, replace)
             yield directory
         with writing(str(target)):
-            set_mode(lock, 0o777 & ~umask())
             check_still_ours(lock, partial, str(target))
             publish_prepared_directory(partial, target)
             check_still_ours(lock, target, str(target))
@@ -272,7 +276,7 @@ def create_partial_directory(partial: Path, name: str, *operation: int) -> int:
 
 
 def publish_prepared_directory(prepared: Path, target: Path) -> None:
-    """Sync every file below `prepared`, then rename it to `target`, replacing an existing directory.
+    """Sync every file below `prepared`, give it the umask's mode and rename it to `target`, replacing an existing directory.
 
     No single rename exchanges directories on every filesystem: between two renames the old directory lies in `.NAME.replaced`.
     If the second rename fails, it is put back.
@@ -280,44 +284,42 @@ def publish_prepared_directory(prepared: Path, target: Path) -> None:
     for folder, _, names in os.walk(prepared):
         for name in names:
             _sync(os.path.join(folder, name))
-        sync_directory(folder)
+        sync_directory(folder, 0o777 & ~umask() if folder == os.fspath(prepared) else None)
     replaced = target.parent / f".{target.name}.replaced"
-    _delete(replaced)
+    leftovers.remove(replaced)
     if not os.path.lexists(target):
         os.rename(prepared, target)
     else:
-        os.rename(target, replaced)
+        status = os.lstat(target)
+        leftovers.hide(target, replaced)
         try:
             os.rename(prepared, target)
         except BaseException:
             os.rename(replaced, target)
+            if not stat.S_ISLNK(status.st_mode):
+                os.chmod(target, stat.S_IMODE(status.st_mode))
             raise
     sync_directory(target.parent)
-    _delete(replaced)
+    leftovers.remove(replaced)
 
 
-def sync_directory(path: str | os.PathLike[str]) -> None:
-    """Make the names in a directory durable. Some network filesystems cannot and say so; their servers do it on their own."""
+def sync_directory(path: str | os.PathLike[str], mode: int | None = None) -> None:
+    """Make the names in a directory, and its `mode`, durable. Some network filesystems refuse; their servers do it anyway."""
     try:
-        _sync(os.fspath(path))
+        _sync(path, mode)
     except OSError as error:
         if error.errno not in (errno.EINVAL, errno.ENOTSUP):
             raise
 
 
-def _sync(path: str) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
+def _sync(path: str | os.PathLike[str], mode: int | None = None) -> None:
+    descriptor = os.open(path, os.O_RDONLY | (os.O_NOFOLLOW if mode is not None else 0))
     try:
+        if mode is not None:
+            set_mode(descriptor, mode)
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def _delete(path: Path) -> None:
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path, ignore_errors=True)
-    else:
-        path.unlink(missing_ok=True)
 
 
 def lock(descriptor: int, name: str, operation: int = fcntl.LOCK_EX) -> None:

@@ -14,7 +14,7 @@ import secrets
 import stat
 from pathlib import Path
 
-from lt_shared.console import BadData
+from lt_shared.console import BadData, CannotCreate
 
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 # As Linux's.
@@ -26,6 +26,14 @@ def belongs_to_other(status: os.stat_result, directory: str | os.PathLike[str]) 
     if status.st_uid == os.geteuid() or status.st_uid == getattr(_new_file(directory), "st_uid", None):
         return None
     return f"belongs to another user (uid {status.st_uid})"
+
+
+def check_owner(path: str | os.PathLike[str]) -> None:
+    """Raise CannotCreate if another user owns the file or link at `path`, which would be replaced."""
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        other = belongs_to_other(os.lstat(path), os.path.dirname(path) or ".")
+        if other is not None:
+            raise CannotCreate(f"{path}: {other}", "choose another output, or remove it if it is not needed")
 
 
 def check_link(path: str | os.PathLike[str]) -> None:
@@ -155,12 +163,19 @@ def reason_for_distrust_of_path(directory: str | os.PathLike[str]) -> str | None
         if status.st_uid != 0 and belongs_to_other(status, path):
             return f"{ancestor} belongs to another user (uid {status.st_uid})"
         is_sticky_ancestor = ancestor != path and status.st_mode & stat.S_ISVTX
-        if status.st_mode & _OTHERS_WRITE and not is_sticky_ancestor and not _modes_are_not_kept(path):
+        if status.st_mode & _OTHERS_WRITE and not is_sticky_ancestor and not modes_are_not_kept(path):
             return f"{ancestor} can be written to by others (mode {stat.S_IMODE(status.st_mode):04o})"
     return None
 
 
-def _modes_are_not_kept(directory: Path) -> bool:
+def can_be_renamed(path: str | os.PathLike[str]) -> bool:
+    """Whether other users can rename the entries of the directory that holds `path`, even entries that this user made."""
+    status = os.stat(os.path.dirname(path) or ".")
+    is_sticky = status.st_mode & stat.S_ISVTX
+    return status.st_uid not in (0, os.geteuid()) or bool(status.st_mode & _OTHERS_WRITE and not is_sticky)
+
+
+def modes_are_not_kept(directory: str | os.PathLike[str]) -> bool:
     """Whether even a private file in `directory` looks as if others could write to it."""
     new = _new_file(directory)
     return new is not None and bool(new.st_mode & _OTHERS_WRITE)

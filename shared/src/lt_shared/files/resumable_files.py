@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import IO
 
 from lt_shared.console import CannotCreate, IoFailure, TryAgain, note
-from lt_shared.files import ownership
+from lt_shared.files import leftovers, ownership
 from lt_shared.files.checksums import crc32_of_file
 from lt_shared.files.local_files import (
     create_partial,
@@ -87,7 +87,7 @@ def discard(name: str) -> None:
         try:
             lock(descriptor, name)
             if is_at(descriptor, partial_path(name)):
-                os.unlink(partial_path(name))
+                leftovers.remove(partial_path(name))
         finally:
             os.close(descriptor)
 
@@ -123,7 +123,8 @@ def locked(path: str, name: str) -> Iterator[IO[bytes]]:
             reason = ownership.reason_for_distrust(os.fstat(descriptor), os.path.dirname(path) or ".")
             if reason is not None:
                 note(f"{path}: {reason}: not used")
-                os.unlink(path)
+            if reason is not None or leftovers.could_be_renamed(path, os.fstat(descriptor)):
+                leftovers.remove(path)
                 continue
             yield file
             return

@@ -22,8 +22,6 @@ from lt_shared.files.local_files import (
     is_at,
     partial_path,
     publish_prepared_directory,
-    set_mode,
-    umask,
     writing,
 )
 
@@ -65,7 +63,6 @@ def publish_shared(directory: PartialDirectory, path: str | os.PathLike[str], re
     target = Path(os.path.abspath(path))
     check_replaceable(target, replace)
     with writing(str(target)):
-        set_mode(directory.descriptor, 0o777 & ~umask())
         check_still_ours(directory.descriptor, directory.path, str(target))
         publish_prepared_directory(directory.path, target)
         check_still_ours(directory.descriptor, target, str(target))

@@ -67,6 +67,16 @@ ARCHITECTURES = {
     "qwen3-moe-unnormalised": dataclasses.replace(
         LLAMA, num_experts=4, ffn_hidden_size=40, qk_layernorm=True, kv_channels=16, moe_router_pre_softmax=True
     ),
+    "qwen2-moe": dataclasses.replace(
+        LLAMA,
+        num_experts=4,
+        ffn_hidden_size=40,
+        add_qkv_bias=True,
+        moe_shared_expert_intermediate_size=48,
+        moe_shared_expert_gate=True,
+        moe_router_pre_softmax=True,
+        norm_epsilon=1e-6,
+    ),
     "phi3": dataclasses.replace(LLAMA, sliding_window=24, rotary_percent=0.5, model_type="phi3"),
     # As wide as its experts, like the published ones: a matrix that is not transposed fits.
     "gpt-oss": dataclasses.replace(
@@ -114,6 +124,18 @@ ARCHITECTURES = {
         rope_scaling=YarnScaling(4.0, 16, mscale=0.707, mscale_all_dim=0.707),
     ),
     "deepseek-v2": dataclasses.replace(DEEPSEEK, moe_router_pre_softmax=True),
+    "arcee": dataclasses.replace(LLAMA, activation="relu2", gated_linear_unit=False),
+    "starcoder2": dataclasses.replace(
+        LLAMA,
+        activation="gelu_tanh",
+        gated_linear_unit=False,
+        normalization="LayerNorm",
+        add_bias_linear=True,
+        sliding_window=24,
+        tie_embeddings=True,
+    ),
+    "smollm3": dataclasses.replace(LLAMA, no_rope_freq=2, tie_embeddings=True),
+    "glm": dataclasses.replace(LLAMA, kv_channels=16, rotary_percent=0.5, add_qkv_bias=True, model_type="glm"),
     "gpt2": dataclasses.replace(GPT, tie_embeddings=True),
     "gpt3": GPT,
 }

@@ -1,10 +1,10 @@
 """Labels of any logger: recognised by their shape where lines behind them are no messages, and left alone elsewhere."""
 
 import random
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from wrapped_logs import LOGGERS, Lines
 
 from lt_monitor.events.records import Record
 from lt_monitor.logs.labels import envelopes, margins
@@ -12,49 +12,6 @@ from lt_monitor.logs.labels.removal import LabelRemoval
 from lt_monitor.logs.log_parser import LogParser
 from lt_monitor.runs.faults.tail_cause import tail_cause
 
-Lines = list[str]
-SECONDS = "{:02d}"
-
-
-def _behind(label: str) -> Callable[[Lines], Lines]:
-    """`#` becomes the seconds of the line, `##` the number of the line."""
-    return lambda lines: [
-        label.replace("##", str(number)).replace("#", f"{number % 60:02d}") + line for number, line in enumerate(lines, 1)
-    ]
-
-
-LABELS = {
-    "logging": "2026-03-03 10:00:#,123 - train - INFO - ",
-    "basic logging": "INFO:train:",
-    "brackets": "[2026-03-03 10:00:#,123][INFO][train.py:12] ",
-    "lines of code": "[2026-03-03 10:00:#] [INFO] [train.py:##:main] ",
-    "loguru": "2026-03-03 10:00:#.123 | INFO     | train:main:12 - ",
-    "rich": "[10:00:#] INFO     ",
-    "a date in English": "03/03/2026 10:00:# - INFO - __main__ - ",
-    "absl": "I0303 10:00:#.123456 140123456789 train.py:12] ",
-    "glog": "I20260303 10:00:#.123456 4242 train.cc:12] ",
-    "syslog": "Mar  3 10:00:# gpu-12 train: ",
-    "journalctl -o short-unix": "17725320#.123456 gpu-12 bash[4242]: ",
-    "journalctl -o short-monotonic": "[ 10#.123456] gpu-12 bash[4242]: ",
-    "Determined": "[2026-03-03T10:00:#.123456Z] 1b2c3d4e [rank=3] || ",
-    "logcli": '2026-03-03T10:00:#Z {container="trainer", pod="gpt-0"} ',
-    "gcloud": "ERROR\t2026-03-03 10:00:# +0000\tworkerpool0-0\t",
-    "aws": "17725320#000\t",
-    "Lightning": "[rank: 3] ",
-    "NeMo": "[NeMo I 2026-03-03 10:00:# nemo_logging:393] ",
-    "Horovod": "[3]<stderr>:",
-    "mpirun with hosts": "[prterun-gpu-12-4711@1,3][gpu-12:5123]<stdout>: ",
-    "a Ray task with arguments": "(TaskRunner(global_step=3) pid=4242) ",
-    "colours that lost their escape": "[36m(WorkerDict pid=4242)[0m ",
-    "grep": "logs/rank_3/stderr.log:##:",
-    "ts -s": "00:00:# ",
-    "tee with ts": "[2026-03-03 10:00:#] ",
-    "GitLab": "2026-03-03T10:00:#.123456Z 01E ",
-    "foreman": "10:00:# trainer.1  | ",
-    "a node": "<<gpu-12>> ",
-    "fabric": "[gpu-12] out: ",
-    "a pod": "[gpt-slice-job-0-0-abc12] ",
-}
 TRACEBACK = """Traceback (most recent call last):
   File "/opt/train.py", line 10, in <module>
     main()
@@ -109,29 +66,11 @@ STEPS = {
         for number in range(1, 13)
     ],
 }
-OUTER = {
-    "docker": lambda lines: [f'{{"log":{_quoted(line)},"stream":"stderr","time":"2026-03-03T10:00:00.1Z"}}' for line in lines],
-    "cri": _behind("2026-03-03T10:00:#.123456789Z stdout F "),
-    "kubectl": _behind("[pod/gpt-worker-0/pytorch] "),
-    "srun": _behind("3: "),
-    "torchrun": _behind("[rank3]: "),
-    "ray": _behind("\x1b[36m(WorkerDict pid=4242, ip=10.0.0.7)\x1b[0m "),
-    "logfmt": lambda lines: [f'time="2026-03-03T10:00:00Z" level=info msg={_quoted(line)[:-3]}"' for line in lines],
-    "fluentd": lambda lines: [
-        f'2026-03-03 10:00:00.0 +0000 kube.train: {{"log":{_quoted(line)},"stream":"a"}}' for line in lines
-    ],
-    **{name: _behind(label) for name, label in LABELS.items()},
-}
-
-
-def _quoted(line: str) -> str:
-    escaped = line.replace("\\", "\\\\").replace('"', '\\"').replace("\t", "\\t").replace("\x1b", "\\u001b")
-    return f'"{escaped}\\n"'
 
 
 def _nestings(count: int) -> list[tuple[str, ...]]:
     choice = random.Random(7)
-    return [tuple(choice.sample(list(OUTER), choice.randint(2, 3))) for _ in range(count)]
+    return [tuple(choice.sample(list(LOGGERS), choice.randint(2, 3))) for _ in range(count)]
 
 
 def _text(lines: Lines) -> bytes:
@@ -144,11 +83,11 @@ def _steps(lines: Lines) -> list[Record]:
     return [{key: value for key, value in record.items() if key not in labels} for record in records]
 
 
-@pytest.mark.parametrize("names", [*((name,) for name in OUTER), *_nestings(30)], ids="-in-".join)
+@pytest.mark.parametrize("names", [*((name,) for name in LOGGERS), *_nestings(30)], ids="-in-".join)
 def test_the_same_behind_any_labels(names: tuple[str, ...], tmp_path: Path) -> None:
     def wrapped(lines: Lines) -> Lines:
         for name in names:
-            lines = OUTER[name](lines)
+            lines = LOGGERS[name](lines)
         return lines
 
     for steps in STEPS.values():

@@ -1,4 +1,4 @@
-"""Lines of mlx-lm, litgpt and slime."""
+"""Lines of trainers for fine-tuning and reinforcement learning."""
 
 import pytest
 
@@ -65,3 +65,88 @@ def test_slime() -> None:
         {"kind": "step", "step": 2, "loss": 0.5, "grad_norm": 1.5, "learning_rate": 1e-06, "metrics": {"kl": 0.25}}
     ]
     assert _records("perf 2: {'perf/step_time': 14.18, 'perf/actor_train_tflops': 3.7}") == []
+
+
+def test_prime_rl() -> None:
+    """From PrimeIntellect-ai/prime-rl#999."""
+    lines = (
+        "02:40:52 SUCCESS Step 0 | Time: 5.13s | Loss: 12.2500 | Grad. Norm: 28.2032 | LR: 1.00e-06 | Throughput: 0 tokens/s"
+        " | MFU: 0.0% | Peak Mem.: 5.1/23.7 GiB (21.4%) | Max Vio: 1.0000",
+        "02:40:53 SUCCESS Step 1 | Time: 0.60s | Loss: 12.3125 | Grad. Norm: 28.4812 | LR: 1.00e-06 | Throughput: 3324 tokens/s"
+        " | MFU: 1.0% | Peak Mem.: 5.2/23.7 GiB (22.1%) | Max Vio: 0.9891",
+        "02:41:53 SUCCESS Step 2 | Time: 60.00s | Reward: 0.5000 | Throughput: 3324.0 tokens/s | Seq. Length: 12.0 tokens/sample",
+        "02:40:54 SUCCESS SFT trainer finished!",
+    )
+    first, second, end = _records("\n".join(lines))
+    assert (first["step"], first["step_seconds"], first["tokens_per_second"]) == (0, 5.13, 0)
+    assert second == {
+        "kind": "step",
+        "step": 1,
+        "step_seconds": 0.6,
+        "loss": 12.3125,
+        "grad_norm": 28.4812,
+        "learning_rate": 1e-06,
+        "tokens_per_second": 3324.0,
+        "mfu": 0.01,
+        "memory_bytes": round(5.2 * 2**30),
+        "metrics": {"max vio": 0.9891},
+    }
+    assert (end["kind"], end["reason"]) == ("end", "completed")
+
+
+def test_prime_rl_by_columns() -> None:
+    line = (
+        "02:40:53 SUCCESS Step {0} | Time: 0.{0:02d}s | Loss: 12.{0:04d} | Entropy: 0.{0:04d} | Grad. Norm: 28.{0:04d}"
+        " | LR: 1.{0:02d}e-06 | Throughput: 33{0} tokens/s | MFU: 1.0% | Peak Mem.: 5.2/23.7 GiB (22.{1}%)"
+    )
+    lines = [line.format(number, number % 10) for number in range(10, 90)]
+    assert _records("\n".join(lines)) == [record for line in lines for record in _records(line)]
+
+
+def test_arctic_training_and_areal() -> None:
+    lines = (
+        "iter:   20/1000   2% | loss: 1.2345 | iter time: 5.1 s | iter tflops: 123.4 | lr: 1.000E-05 | seqlen total: 16.5K"
+        " | step time: 4.9 s | step tflops: 130.1 | epoch: 0",
+        "20250801-12:00:00.123 StatsLogger INFO: Epoch 2/3 Step 12/100 Train step 112/300 done.",
+    )
+    assert _records("\n".join(lines)) == [
+        {
+            "kind": "step",
+            "step": 20,
+            "total_steps": 1000,
+            "loss": 1.2345,
+            "step_seconds": 5.1,
+            "tflops_per_gpu": 123.4,
+            "learning_rate": 1e-05,
+            "metrics": {"step time": 4.9, "step tflops": 130.1},
+            "epoch": 0,
+        },
+        {"kind": "step", "step": 112, "total_steps": 300, "epoch": 1},
+    ]
+
+
+NEMO_RL = """\
+========================= Step 1/3 =========================
+▶ Generating responses for batch of size 64...
+Processed prompts: 100%|██████████| 64/64 [00:12<00:00,  5.10it/s]
+📊 Training Results:
+  • Loss: 0.6931
+  • Avg Reward: 0.2500
+⏱️  Timing:
+  • Total step time: 12.41s
+  • policy_training: 8.10s (65.3%)
+========================= Step 2/3 =========================
+▶ Generating responses for batch of size 64...
+"""
+
+
+def test_nemo_rl() -> None:
+    results = {"loss": 0.6931, "step_seconds": 12.41, "metrics": {"Avg Reward": 0.25}}
+    assert _records(NEMO_RL) == [{"kind": "step", "step": 1, "total_steps": 3, **results}]
+    parser, offset, joined = LogParser(), 0, {}
+    for line in NEMO_RL.encode().splitlines(keepends=True):
+        for record in parser.parse(line, offset).records("a.log", "a"):
+            assert record["step"] == 1
+            joined |= record
+        parser, offset = LogParser(parser.to_record()), offset + len(line)
+    assert {field: joined[field] for field in results} == results

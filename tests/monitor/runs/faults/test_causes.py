@@ -9,6 +9,8 @@ import pytest
 from cause_table import STEPS, Row, check_cause
 from failure_tally import verdict
 
+from lt_monitor.runs.faults.tail_cause import tail_cause
+
 TRACE = 'Traceback (most recent call last):\n  File "/opt/train.py", line 9, in save\n    torch.save(state, path)\n'
 NVRM = "[31234.100000] NVRM: Xid (PCI:0000:04:00): "
 NVLINK = "i0 Link 08 (0x004505c6 0x00000000 0x00000000 0x00000000 0x00000000 0x00000000)\n"
@@ -581,3 +583,43 @@ CAUSES: list[Row] = [
 @pytest.mark.parametrize("row", CAUSES)
 def test_what_ended_the_job(row: Row, tmp_path: Path) -> None:
     check_cause(row, tmp_path)
+
+
+JAVA = """\
+ready
+Exception in thread "main" org.apache.spark.SparkException: Job aborted due to stage failure
+\tat org.apache.spark.scheduler.DAGScheduler.failJob(DAGScheduler.scala:2844)
+Caused by: java.lang.IllegalStateException: the reader is closed
+\tat com.example.Reader.next(Reader.java:12)
+\t... 12 more
+Caused by: java.io.EOFException: premature end of shard-7
+\tat com.example.Reader.fill(Reader.java:88)
+\t... 14 more
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "fault", "message"),
+    [
+        (JAVA, "traceback", "java.io.EOFException: premature end of shard-7"),
+        (
+            JAVA.replace("java.io.EOFException: premature end of shard-7", "java.net.ConnectException: Connection refused"),
+            "network",
+            "java.net.ConnectException: Connection refused",
+        ),
+        # Logged and survived, also before another failure
+        (JAVA.replace('Exception in thread "main"', "WARN try again:") + "goes on\n" * 12, None, "no failure"),
+        (
+            JAVA.replace('Exception in thread "main"', "WARN try again:")
+            + 'Traceback (most recent call last):\n  File "a.py", line 1, in f\nKeyError: 3\n',
+            "traceback",
+            "KeyError: 3",
+        ),
+    ],
+    ids=["chain", "network", "survived", "another"],
+)
+def test_the_innermost_cause_of_a_java_exception(text: str, fault: str | None, message: str, tmp_path: Path) -> None:
+    (tmp_path / "a.log").write_text(text)
+    cause = tail_cause([str(tmp_path / "a.log")])
+    assert (cause.fault, cause.message) == (fault, message)
+    assert cause.severity == ("critical" if fault else None)

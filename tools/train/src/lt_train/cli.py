@@ -117,7 +117,7 @@ def _show_plan(config: RunConfig, as_json: bool, is_finished: bool | None) -> in
         progress = {} if is_finished is None else {"up_to_date": is_finished}
         console.print_json(config.as_record() | {"rank_memory_bytes": estimate.as_record()} | progress)
     else:
-        click.echo(console.visible(run_table.table(config, local_cluster, bool(is_finished))))
+        console.print_text(run_table.table(config, local_cluster, bool(is_finished)))
     return _check_memory(estimate, local_cluster)
 
 

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lt_shared.data.indexed_dataset.layout import DTYPE_CODES, HEADER, MAGIC, VERSION, bin_path, idx_path
-from lt_shared.files import checksums, resumable_files, storage
+from lt_shared.files import checksums, ownership, resumable_files, storage
 from lt_shared.files.checksums import FileChecksum
 
 COMPOSED_AT_ONCE = 1 << 20
@@ -154,6 +154,8 @@ class Writer:
         """Make the dataset visible: `.bin`, then the sidecar (path, content) if given, then `.idx`."""
         self.complete()
         self._bin.flush()
+        if sidecar is not None and not storage.is_remote(sidecar[0]):
+            ownership.check_owner(sidecar[0])
         storage.remove(idx_path(self.prefix))
         if sidecar is not None:
             storage.remove(sidecar[0])

@@ -15,9 +15,10 @@ from lt_shared.models.rope_scaling import AnyScaling, LongRopeScaling, check_cou
 Family = Literal["gpt", "llama"]
 # Where the norms of a layer are: before attention and the MLP, behind them (OLMo 2), or both (Gemma 2).
 NormPlacement = Literal["pre", "post", "both"]
-# The feed-forward layer's activation: SiLU, GELU by hyperbolic tangent, or gpt-oss's x * sigmoid(1.702 x), which clamps gates
-# to at most 7 and up projections to between -7 and 7, and then adds 1 to the latter.
-Activation = Literal["silu", "gelu_tanh", "clamped_swiglu"]
+# The feed-forward layer's activation: SiLU, GELU by hyperbolic tangent, the square of ReLU, or gpt-oss's x * sigmoid(1.702 x),
+# which clamps gates to at most 7 and up projections to between -7 and 7, and then adds 1 to the latter.
+Activation = Literal["silu", "gelu_tanh", "relu2", "clamped_swiglu"]
+Normalization = Literal["RMSNorm", "LayerNorm"]
 CLAMPED_SWIGLU_ALPHA, CLAMPED_SWIGLU_LIMIT = 1.702, 7.0
 ScoreFunction = Literal["softmax", "sigmoid"]
 # Norms of queries and keys: per head, or over all heads at once (OLMo 2).
@@ -32,12 +33,17 @@ class Sizes:
 
     Attention: `sliding_window` counts the keys that a query sees, its own key included; None means all keys. With
     `window_attn_skip_freq` n, every n-th layer has no window. `local_rotary_base` is the rotary base of the layers with a
-    window if it differs from `rotary_base`; these layers then have no scaling either. `softmax_scale` replaces the inverse root
+    window if it differs from `rotary_base`; these layers then have no scaling either. With `no_rope_freq` n, every n-th layer
+    rotates nothing. `softmax_scale` replaces the inverse root
     of the head size. `attention_sinks` gives every head a learned logit that takes part in the softmax and is then dropped.
     `add_bias_linear` gives biases to the router and to all linear layers, QKV included; `add_qkv_bias` is then False.
 
+    The feed-forward layer multiplies `activation` of a gate by an up projection; without `gated_linear_unit` there is no gate.
+    `normalization` is the kind of all norms in the Llama style; LayerNorm has a bias.
+
     Experts: the layers from `moe_first_dense_layers` on have `num_experts` experts of size `moe_ffn_hidden_size`. A token goes to
-    `moe_router_topk` experts and through a shared expert of size `moe_shared_expert_intermediate_size`. If no layer is dense, the
+    `moe_router_topk` experts and through a shared expert of size `moe_shared_expert_intermediate_size`, whose output
+    `moe_shared_expert_gate` multiplies by the sigmoid of a projection. If no layer is dense, the
     experts' size is `ffn_hidden_size`, and `moe_ffn_hidden_size` is None.
     With `moe_router_pre_softmax`, probabilities are not normalised over the chosen experts. With groups, experts are chosen from
     the `moe_router_group_topk` best of `moe_router_num_groups` groups; a group's score is the sum of its best
@@ -103,6 +109,10 @@ class Sizes:
     logits_scaling: float = 1.0
     mtp_num_layers: int = 0
     model_type: str = ""
+    no_rope_freq: int | None = None
+    gated_linear_unit: bool = True
+    normalization: Normalization = "RMSNorm"
+    moe_shared_expert_gate: bool = False
 
     def __post_init__(self) -> None:
         sizes = ("num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "num_query_groups", "vocab_size")
@@ -160,6 +170,7 @@ class Sizes:
             )
         if self.sliding_window is None and (self.window_attn_skip_freq or self.local_rotary_base):
             raise BadConfig("layers with another window or rotary base than the others, but no window", "give sliding_window")
+        self._check_layer_style()
         latent = self.latent_attention
         if latent is None:
             return
@@ -168,10 +179,34 @@ class Sizes:
                 f"latent attention has a key for each of {self.num_attention_heads} heads, of {latent.query_channels} channels",
                 f"not {self.num_query_groups} groups of {self.kv_channels}",
             )
-        excluded = ("add_qkv_bias", "qk_layernorm", "sliding_window", "attention_sinks", "add_bias_linear")
+        excluded = ("add_qkv_bias", "qk_layernorm", "sliding_window", "attention_sinks", "add_bias_linear", "no_rope_freq")
         both = [field for field in excluded if getattr(self, field)]
         if both:
             raise BadConfig(f"latent attention with {', '.join(both)}: no model here has both")
+
+    def _check_layer_style(self) -> None:
+        """Raises BadConfig for activations and norms that no model here combines."""
+        if self.gated_linear_unit == (self.activation == "relu2"):
+            gates = "gates" if self.gated_linear_unit else "no gates"
+            if self.activation != "gelu_tanh":
+                raise BadConfig(f"{self.activation} with {gates}: no model here has both")
+        if self.normalization == "RMSNorm" and self.gated_linear_unit:
+            return
+        features = {
+            "experts": self.num_experts,
+            "multi-token prediction": self.mtp_num_layers,
+            "latent attention": self.latent_attention,
+        }
+        with_layer_norm = {
+            "norms of queries and keys": self.qk_layernorm,
+            "norms behind the layers": self.norm_placement != "pre",
+        }
+        if self.normalization == "LayerNorm":
+            features |= with_layer_norm
+        both = [feature for feature, value in features.items() if value]
+        if both:
+            style = "LayerNorm" if self.normalization == "LayerNorm" else "an MLP without gates"
+            raise BadConfig(f"{style} with {', '.join(both)}: no model here has both")
 
     def _check_experts(self) -> None:
         if self.num_experts is None:
@@ -188,6 +223,8 @@ class Sizes:
         if self.moe_first_dense_layers == 0 or self.moe_ffn_hidden_size == self.ffn_hidden_size:
             object.__setattr__(self, "ffn_hidden_size", self.expert_size)
             object.__setattr__(self, "moe_ffn_hidden_size", None)
+        if self.moe_shared_expert_gate and not self.moe_shared_expert_intermediate_size:
+            raise BadConfig("a gate of the shared expert, and no shared expert", "give moe_shared_expert_intermediate_size")
         if self.moe_router_enable_expert_bias and self.moe_router_score_function != "sigmoid":
             raise BadConfig("biases that balance experts need sigmoid scores", "give moe_router_score_function sigmoid")
         if self.moe_router_score_function == "sigmoid":
@@ -268,15 +305,28 @@ class Sizes:
         full = self.window_attn_skip_freq is not None and (layer + 1) % self.window_attn_skip_freq == 0
         return None if full else self.sliding_window
 
+    def rotates(self, layer: int) -> bool:
+        """Whether attention of the layer of this index, from 0, rotates queries and keys."""
+        return self.family == "llama" and (self.no_rope_freq is None or (layer + 1) % self.no_rope_freq != 0)
+
     def padded_vocab_size(self, divisible_by: int = 128, tensor_parallel: int = 1) -> int:
         """Return the vocabulary size rounded up to a multiple of `divisible_by` x `tensor_parallel`, as Megatron pads it."""
         multiple = divisible_by * tensor_parallel
         return -(-self.vocab_size // multiple) * multiple
 
     @property
+    def is_gated(self) -> bool:
+        """Whether the feed-forward layer has a gate beside its up projection."""
+        return self.family == "llama" and self.gated_linear_unit
+
+    @property
+    def has_layer_norm(self) -> bool:
+        return self.family == "gpt" or self.normalization == "LayerNorm"
+
+    @property
     def vectors_of_norm(self) -> int:
         """A norm's vectors: RMSNorm has a weight, LayerNorm also a bias."""
-        return 1 if self.family == "llama" else 2
+        return 2 if self.has_layer_norm else 1
 
 
 _FIELDS = [field.name for field in dataclasses.fields(Sizes)]
@@ -284,19 +334,22 @@ NEWER = tuple(_FIELDS[_FIELDS.index("moe_ffn_hidden_size") :])
 _OPTIONAL_COUNTS = (
     *("num_experts", "sliding_window", "moe_ffn_hidden_size", "moe_shared_expert_intermediate_size"),
     *("moe_router_num_groups", "moe_router_group_topk", "moe_router_group_score_topk", "window_attn_skip_freq"),
+    "no_rope_freq",
 )
 _OPTIONAL_NUMBERS = ("local_rotary_base", "softmax_scale", "attn_logit_softcapping", "final_logit_softcapping")
 _SWITCHES = (
     *("tie_embeddings", "add_qkv_bias", "qk_layernorm", "moe_router_pre_softmax", "moe_router_enable_expert_bias"),
-    *("attention_sinks", "layernorm_zero_centered_gamma", "add_bias_linear"),
+    *("attention_sinks", "layernorm_zero_centered_gamma", "add_bias_linear", "gated_linear_unit"),
+    "moe_shared_expert_gate",
 )
 _WORDS = {
     "moe_router_score_function": ("softmax", "sigmoid"),
     "qk_layernorm_width": ("head", "all_heads"),
     "norm_placement": ("pre", "post", "both"),
-    "activation": ("silu", "gelu_tanh", "clamped_swiglu"),
+    "activation": ("silu", "gelu_tanh", "relu2", "clamped_swiglu"),
+    "normalization": ("RMSNorm", "LayerNorm"),
 }
 _OF_EXPERTS = (
     *("moe_ffn_hidden_size", "moe_first_dense_layers", "moe_shared_expert_intermediate_size", "moe_router_pre_softmax"),
-    *("moe_router_enable_expert_bias", "moe_router_num_groups"),
+    *("moe_router_enable_expert_bias", "moe_router_num_groups", "moe_shared_expert_gate"),
 )

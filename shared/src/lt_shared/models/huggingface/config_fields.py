@@ -87,6 +87,12 @@ def written(architecture: Architecture) -> dict[str, Any]:
     }
 
 
+def padding(architecture: Architecture, default: int) -> dict[str, int | None]:
+    """Return the `pad_token_id` of a type whose default in transformers is `default`: None for a smaller vocabulary, which
+    transformers would refuse to build."""
+    return {"pad_token_id": default if default < architecture.vocab_size else None}
+
+
 def read(
     config: dict[str, Any],
     name: str,

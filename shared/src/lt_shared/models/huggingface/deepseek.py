@@ -1,4 +1,4 @@
-"""DeepSeek-V2 with V2-Lite and V2.5, DeepSeek-V3 with R1, and Kimi K2: V3 with other sizes and its own model type.
+"""DeepSeek-V2 with V2-Lite and V2.5, DeepSeek-V3 with R1, and V3's kind under types of their own: Kimi K2 and GLM-4.7-Flash.
 
 The routers differ. V2 applies a softmax and does not normalise the probabilities of the chosen experts. V3 applies a sigmoid with
 balancing biases and normalises over the chosen experts. Both may choose from the experts of the best groups only: V2 scores a
@@ -15,7 +15,7 @@ from lt_shared.models.huggingface.config_fields import ABSENT, ModelType
 _V3 = {"scoring_func": "sigmoid", "topk_method": "noaux_tc", "norm_topk_prob": True, "moe_layer_freq": 1, "rope_interleave": True}
 _GREEDY, _GROUP_LIMITED, _V2_GROUP_SCORE_TOPK = "greedy", "group_limited_greedy", 1
 _V2 = {"scoring_func": "softmax", "norm_topk_prob": False, "moe_layer_freq": 1}
-KIMI_K2_NAME = "kimi_k2"
+KIMI_K2_NAME, GLM4_MOE_LITE_NAME = "kimi_k2", "glm4_moe_lite"
 _V2_DEFAULTS = {"q_lora_rank": 1536, "n_shared_experts": 2, "first_k_dense_replace": 0, "routed_scaling_factor": 1.0}
 _V3_DEFAULTS = {
     "num_key_value_heads": 128,
@@ -25,6 +25,14 @@ _V3_DEFAULTS = {
     "routed_scaling_factor": 2.5,
     "n_group": 8,
     "topk_group": 4,
+}
+_GLM4_MOE_LITE_DEFAULTS = {
+    "num_key_value_heads": 20,
+    "q_lora_rank": 768,
+    "n_shared_experts": 1,
+    "routed_scaling_factor": 1.8,
+    "n_group": 1,
+    "topk_group": 1,
 }
 
 
@@ -102,6 +110,21 @@ def _read_kimi_k2(config: dict[str, Any], name: str) -> Architecture:
     return _read_v3(config, name, KIMI_K2_NAME)
 
 
+def _write_glm4_moe_lite(architecture: Architecture) -> dict[str, Any]:
+    layers, dense = architecture.num_layers, architecture.moe_first_dense_layers
+    return _write_v3(architecture) | {"mlp_layer_types": ["dense"] * dense + ["sparse"] * (layers - dense)}
+
+
+def _read_glm4_moe_lite(config: dict[str, Any], name: str) -> Architecture:
+    """transformers reads the kinds of layers, and ignores `first_k_dense_replace`, 1 in the published model."""
+    layers = config["num_hidden_layers"]
+    kinds = list(config.get("mlp_layer_types") or ["dense"] + ["sparse"] * (layers - 1))
+    dense = kinds.index("sparse") if "sparse" in kinds else layers
+    if kinds != ["dense"] * dense + ["sparse"] * (layers - dense):
+        raise BadConfig(f"{name}: mlp_layer_types is {kinds}, and only first layers without experts are known here")
+    return _read_v3(config | {"first_k_dense_replace": dense}, name, GLM4_MOE_LITE_NAME)
+
+
 def _write_v2(architecture: Architecture) -> dict[str, Any]:
     groups = architecture.moe_router_num_groups
     return _written(architecture) | {
@@ -124,3 +147,10 @@ def _read_v2(config: dict[str, Any], name: str) -> Architecture:
 DEEPSEEK_V2 = ModelType("deepseek_v2", "DeepseekV2ForCausalLM", _write_v2, _read_v2, defaults=_V2_DEFAULTS)
 DEEPSEEK_V3 = ModelType("deepseek_v3", "DeepseekV3ForCausalLM", _write_v3, _read_v3, defaults=_V3_DEFAULTS)
 KIMI_K2 = ModelType(KIMI_K2_NAME, "DeepseekV3ForCausalLM", _write_kimi_k2, _read_kimi_k2, defaults=_V3_DEFAULTS)
+GLM4_MOE_LITE = ModelType(
+    GLM4_MOE_LITE_NAME,
+    "Glm4MoeLiteForCausalLM",
+    _write_glm4_moe_lite,
+    _read_glm4_moe_lite,
+    defaults=_GLM4_MOE_LITE_DEFAULTS,
+)

@@ -1,9 +1,9 @@
-"""Gemma 2 and Gemma 3 in transformers.
+"""Gemma, Gemma 2 and Gemma 3 in transformers.
 
-Both have norms before and behind attention and MLP, which multiply by 1 + weight, a gate by GELU, and embeddings times the root
-of the hidden size. Scores are divided by the root of `query_pre_attn_scalar`. Gemma 2 caps scores and logits; Gemma 3 has norms
-of queries and keys instead, and another rotary base in the layers with a window. From 4B on, Gemma 3 is published with a vision
-tower, as `gemma3`; its language model is `gemma3_text`, the type that is read and written.
+All have norms that multiply by 1 + weight, a gate by GELU, and embeddings times the root of the hidden size. Gemma 2 and 3 have
+norms before and behind attention and MLP, and divide scores by the root of `query_pre_attn_scalar`. Gemma 2 caps scores and
+logits; Gemma 3 has norms of queries and keys instead, and another rotary base in the layers with a window. From 4B on, Gemma 3 is
+published with a vision tower, as `gemma3`; its language model is `gemma3_text`, the type that is read and written.
 """
 
 from typing import Any
@@ -30,6 +30,7 @@ _COMMON = {
     "sliding_window": 4096,
     "tie_word_embeddings": True,
 }
+_GEMMA1 = {"head_dim": 256, "num_key_value_heads": 16, "hidden_act": _GELU, "rms_norm_eps": 1e-6, "tie_word_embeddings": True}
 _GEMMA2 = _COMMON | {
     "vocab_size": 256000,
     "max_position_embeddings": 8192,
@@ -41,6 +42,25 @@ _GLOBAL_BASE, _LOCAL_BASE = 1000000.0, 10000.0
 # Every so many layers, one has no window.
 _PATTERN_2, _PATTERN_3 = 2, 6
 _LOCAL_FIELD = "rope_local_base_freq"
+
+
+def _write_gemma1(architecture: Architecture) -> dict[str, Any]:
+    return config_fields.written(architecture) | {"hidden_act": _GELU, "hidden_activation": _GELU, "attention_bias": False}
+
+
+def _read_gemma1(config: dict[str, Any], name: str) -> Architecture:
+    # The first files say "gelu" and mean the tanh approximation, as transformers reads them.
+    activation = _GELU if config["hidden_act"] == "gelu" else config["hidden_act"]
+    return config_fields.read(
+        config | {"hidden_act": activation},
+        name,
+        "gemma",
+        absent=_ABSENT,
+        activation=_GELU,
+        activation_here="gelu_tanh",
+        layernorm_zero_centered_gamma=True,
+        embedding_multiplier=config["hidden_size"] ** 0.5,
+    )
 
 
 def _write(architecture: Architecture) -> dict[str, Any]:
@@ -67,7 +87,7 @@ def _read(
     local_base: float | None = None,
     **family: Any,
 ) -> Architecture:
-    """The settings that both have alike, and `family`; `local_base` is the rotary base of layers with a window."""
+    """Read the settings that Gemma 2 and 3 have alike, and `family`; `local_base` is the rotary base of layers with a window."""
     frequency = config_fields.window_frequency(config, pattern)
     window = config["sliding_window"] if frequency != 1 else None
     if window is None and frequency != 1:
@@ -136,6 +156,7 @@ def _language_model(config: dict[str, Any]) -> dict[str, Any]:
     return dict(config["text_config"]) | tied
 
 
+GEMMA = ModelType("gemma", "GemmaForCausalLM", _write_gemma1, _read_gemma1, defaults=_GEMMA1)
 GEMMA2 = ModelType("gemma2", "Gemma2ForCausalLM", _write, _read_gemma2, defaults=_GEMMA2)
 GEMMA3_TEXT = ModelType("gemma3_text", "Gemma3ForCausalLM", _write_gemma3, _read_gemma3, defaults=_GEMMA3)
 GEMMA3 = ModelType(

@@ -1,7 +1,7 @@
-"""OLMo 2 and OLMo 3 in transformers: norms behind attention and MLP, and norms of queries and keys over all heads at once.
+"""OLMo 2, OLMo 3 and OLMoE in transformers: norms of queries and keys over all heads at once.
 
-OLMo 3 has a window on three of four layers; those rotate without the YaRN scaling of the others. An OLMo 3 without windows is an
-OLMo 2.
+OLMo 2 and 3 have norms behind attention and MLP; OLMoE has them before, and experts in every layer. OLMo 3 has a window on three
+of four layers; those rotate without the YaRN scaling of the others. An OLMo 3 without windows is an OLMo 2.
 """
 
 from typing import Any
@@ -52,5 +52,32 @@ def _read_olmo3(config: dict[str, Any], name: str) -> Architecture:
     )
 
 
+def _write_olmoe(architecture: Architecture) -> dict[str, Any]:
+    return config_fields.written(architecture) | {
+        "attention_bias": False,
+        "clip_qkv": None,
+        "num_experts": architecture.num_experts,
+        "num_experts_per_tok": architecture.moe_router_topk,
+        "norm_topk_prob": not architecture.moe_router_pre_softmax,
+        "router_aux_loss_coef": architecture.moe_aux_loss_coeff,
+    }
+
+
+def _read_olmoe(config: dict[str, Any], name: str) -> Architecture:
+    return config_fields.read(
+        config,
+        name,
+        "olmoe",
+        absent=_ABSENT | {"clip_qkv": None},
+        qk_layernorm=True,
+        qk_layernorm_width="all_heads",
+        num_experts=config_fields.either(config, name, "num_experts", "num_local_experts"),
+        moe_router_topk=config.get("num_experts_per_tok", 8),
+        moe_router_pre_softmax=not config.get("norm_topk_prob", False),
+        moe_aux_loss_coeff=config.get("router_aux_loss_coef", 0.01),
+    )
+
+
 OLMO2 = ModelType("olmo2", "Olmo2ForCausalLM", _write_olmo2, _read_olmo2)
 OLMO3 = ModelType("olmo3", "Olmo3ForCausalLM", _write_olmo3, _read_olmo3)
+OLMOE = ModelType("olmoe", "OlmoeForCausalLM", _write_olmoe, _read_olmoe)

@@ -25,6 +25,7 @@ LATENT_NORM_EPSILON = 1e-6
 _FEATURES = {
     "sliding_window": "window_size",
     "moe_shared_expert_intermediate_size": "moe_shared_expert_intermediate_size",
+    "moe_shared_expert_gate": "moe_shared_expert_gate",
     "moe_router_pre_softmax": "moe_router_pre_softmax",
     "moe_router_score_function": "moe_router_score_function",
     "moe_router_enable_expert_bias": "moe_router_enable_expert_bias",
@@ -39,7 +40,7 @@ _FEATURES = {
 # Fields that are read from several arguments, or from an argument with another form.
 _OF_OTHER_FORM = (
     *("moe_ffn_hidden_size", "moe_first_dense_layers", "latent_attention"),
-    *("attention_sinks", "add_bias_linear", "activation"),
+    *("attention_sinks", "add_bias_linear", "activation", "no_rope_freq", "gated_linear_unit", "normalization"),
 )
 # All others of the newer fields.
 _WITHOUT_ARGUMENT = tuple(name for name in NEWER if name not in _FEATURES and name not in _OF_OTHER_FORM)
@@ -109,9 +110,19 @@ def _features(architecture: Architecture) -> dict[str, Any]:
         arguments["softmax_type"] = "learnable"
     if architecture.activation == "clamped_swiglu":
         arguments |= _CLAMPED_SWIGLU
-    elif architecture.activation != "silu":
+    elif architecture.activation == "relu2":
+        arguments["squared_relu"] = True
+    elif architecture.activation != "silu" and architecture.is_gated:
         arguments[f"{PREFIX}activation"] = architecture.activation
+    if architecture.no_rope_freq:
+        arguments["no_rope_freq"] = _without_rotation(architecture)
     return arguments
+
+
+def _without_rotation(architecture: Architecture) -> int | list[int]:
+    """Return Megatron's `no_rope_freq`: 1 for each layer that rotates nothing. A number has to divide the number of layers."""
+    frequency, layers = architecture.no_rope_freq or 0, architecture.num_layers
+    return [int(not architecture.rotates(layer)) for layer in range(layers)] if layers % frequency else frequency
 
 
 def _experts(architecture: Architecture) -> dict[str, Any]:
@@ -136,13 +147,16 @@ def from_arguments(arguments: Mapping[str, Any], name: str) -> Architecture:
         llama = rope.is_rotary(arguments, name)
         latent = _latent_attention(arguments)
         features = _read_features(arguments, name)
-        style = {"llama": llama, "activation": features["activation"], "biases": bool(arguments.get("add_bias_linear"))}
-        for field, value in _style(**style).items():
+        style = {name: features[name] for name in ("activation", "gated_linear_unit", "normalization")}
+        for field, value in _style(llama, biases=bool(arguments.get("add_bias_linear")), **style).items():
             if arguments.get(field, value) != value:
                 position = arguments["position_embedding_type"]
                 raise BadConfig(f"{name}: {field} is {arguments[field]!r} with {position} positions, expected {value!r}")
-        if not llama and not arguments.get("bias_gelu_fusion", True) and not arguments.get("openai_gelu", False):
-            raise BadConfig(f"{name}: bias_gelu_fusion is False, so GELU is exact, and that of GPT here is Megatron's fused one")
+        is_plain_gelu = not llama or (features["activation"] == "gelu_tanh" and not features["gated_linear_unit"])
+        if is_plain_gelu and not arguments.get("bias_gelu_fusion", True) and not arguments.get("openai_gelu", False):
+            raise BadConfig(
+                f"{name}: bias_gelu_fusion is False, so GELU is exact, and the only GELU here is Megatron's fused one"
+            )
         heads = arguments["num_attention_heads"]
         return Architecture(
             name=name,
@@ -163,6 +177,7 @@ def from_arguments(arguments: Mapping[str, Any], name: str) -> Architecture:
             **rope.from_arguments(arguments),
             **_read_experts(arguments, name),
             **(_multipliers(arguments, heads, latent is not None) | features | _windows(arguments, name)),
+            no_rope_freq=_no_rope_freq(arguments, name) if llama else None,
         )
     except KeyError as error:
         raise BadConfig(f"{name}: the Megatron arguments have no {error}") from None
@@ -192,10 +207,34 @@ def _read_features(arguments: Mapping[str, Any], name: str) -> dict[str, Any]:
         raise BadConfig(
             f"{name}: softmax_type is {softmax!r}, known here are vanilla and learnable, which has a sink in each head"
         )
-    return features | {
-        "activation": "clamped_swiglu" if clamped else arguments.get(f"{PREFIX}activation", "silu"),
-        "attention_sinks": softmax == "learnable",
-        "add_bias_linear": bool(arguments.get("add_bias_linear")) and arguments["position_embedding_type"] != "learned_absolute",
+    return (
+        features
+        | _read_layer_style(arguments, clamped, name)
+        | {
+            "attention_sinks": softmax == "learnable",
+            "add_bias_linear": bool(arguments.get("add_bias_linear"))
+            and arguments["position_embedding_type"] != "learned_absolute",
+        }
+    )
+
+
+def _read_layer_style(arguments: Mapping[str, Any], clamped: bool, name: str) -> dict[str, Any]:
+    """Return activation, gates and norms. A GPT has the defaults, which its family replaces. Raises BadConfig."""
+    is_gpt = arguments["position_embedding_type"] == "learned_absolute"
+    if arguments.get("squared_relu") and (is_gpt or arguments.get("swiglu")):
+        raise BadConfig(f"{name}: squared_relu with {'learned positions' if is_gpt else 'swiglu'}: no model here has both")
+    if is_gpt:
+        return {"activation": "silu", "gated_linear_unit": True, "normalization": "RMSNorm"}
+    kept, is_gated = arguments.get(f"{PREFIX}activation"), True
+    activation = "clamped_swiglu" if clamped else kept or "silu"
+    if arguments.get("squared_relu"):
+        activation, is_gated = "relu2", False
+    elif not (clamped or kept or arguments.get("swiglu", True)):
+        activation, is_gated = "gelu_tanh", False
+    return {
+        "activation": activation,
+        "gated_linear_unit": is_gated,
+        "normalization": arguments.get("normalization", "RMSNorm"),
     }
 
 
@@ -248,6 +287,17 @@ def _latent_attention(arguments: Mapping[str, Any]) -> LatentAttention | None:
     return LatentAttention(**{field.name: arguments[field.name] for field in dataclasses.fields(LatentAttention)})
 
 
+def _no_rope_freq(arguments: Mapping[str, Any], name: str) -> int | None:
+    """Every how many layers one rotates nothing. Megatron-LM also takes a list with 1 for each such layer."""
+    frequency, layers = arguments.get("no_rope_freq"), arguments["num_layers"]
+    if not isinstance(frequency, list | tuple):
+        return frequency or None
+    every = list(frequency).index(1) + 1 if 1 in frequency else None
+    if list(frequency) != [int(every is not None and (layer + 1) % every == 0) for layer in range(layers)]:
+        raise BadConfig(f"{name}: no_rope_freq is {frequency!r:.80}, and only every so many layers may be without RoPE")
+    return every
+
+
 def _windows(arguments: Mapping[str, Any], name: str) -> dict[str, Any]:
     """The window, and every how many layers one has none. Megatron-LM also takes a list with 1 for each layer with a window."""
     window, frequency = _sliding_window(arguments.get("window_size"), name), arguments.get("window_attn_skip_freq")
@@ -278,12 +328,18 @@ def _sliding_window(window_size: Any, name: str) -> int | None:
 
 def arguments_of_style(architecture: Architecture) -> dict[str, Any]:
     """The arguments that are the same for all models of a style."""
-    return _style(architecture.family == "llama", architecture.activation, architecture.add_bias_linear)
+    return _style(
+        architecture.family == "llama",
+        architecture.activation,
+        architecture.gated_linear_unit,
+        architecture.normalization,
+        architecture.add_bias_linear,
+    )
 
 
-def _style(llama: bool, activation: str, biases: bool) -> dict[str, Any]:
+def _style(llama: bool, activation: str, gated_linear_unit: bool, normalization: str, biases: bool) -> dict[str, Any]:
     return {
-        "normalization": "RMSNorm" if llama else "LayerNorm",
-        "swiglu": llama and activation == "silu",
+        "normalization": normalization if llama else "LayerNorm",
+        "swiglu": llama and activation == "silu" and gated_linear_unit,
         "add_bias_linear": biases or not llama,
     }

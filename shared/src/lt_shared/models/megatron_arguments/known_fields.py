@@ -28,6 +28,7 @@ rope_scaling_factor scale_factor low_freq_factor high_freq_factor old_context_le
 original_max_position_embeddings beta_fast beta_slow mscale mscale_all_dim yarn_rotary_scaling_factor
 yarn_original_max_position_embeddings yarn_beta_fast yarn_beta_slow yarn_mscale yarn_mscale_all_dim
 yarn_correction_range_round_to_int multi_latent_attention q_lora_rank kv_lora_rank qk_head_dim qk_pos_emb_head_dim v_head_dim
+squared_relu no_rope_freq moe_shared_expert_gate
 use_mup mup_base_hidden_size mup_embedding_mult mup_output_mult mup_base_head_dim mup_attn_scale_power
 hybrid_layer_pattern hybrid_override_pattern
 """
@@ -47,16 +48,15 @@ _OFF: Mapping[str, tuple[tuple[Any, ...], str]] = {
     "moe_router_topk_limited_devices": (_ABSENT, f"{_ROUTER}: it depends on the number of devices of the run"),
     **dict.fromkeys(("moe_router_force_load_balancing", "moe_router_force_biased"), (_ABSENT, "the router adds random numbers")),
     "moe_apply_probs_on_input": (_ABSENT, _ROUTER),
-    "moe_shared_expert_gate": (_ABSENT, "the shared expert has a gate, which is not supported"),
     "moe_latent_size": (_ABSENT, "its experts work on a projection of the hidden states, which is not supported"),
-    **dict.fromkeys(("rotary_interleaved", "no_rope_freq", "mrope_section", "rotary_base_per_layer"), (_ABSENT, _POSITIONS)),
+    **dict.fromkeys(("rotary_interleaved", "mrope_section", "rotary_base_per_layer"), (_ABSENT, _POSITIONS)),
     **dict.fromkeys(("rotary_seq_len_interpolation_factor", "seq_len_interpolation_factor"), (_NO_FACTOR, _POSITIONS)),
     **dict.fromkeys(("qk_l2_norm", "attention_output_gate", "attention_value_scale", "head_wise_attn_gate"), (_ABSENT, _LAYERS)),
     **dict.fromkeys(("apply_residual_connection_post_layernorm", "enable_hyper_connections"), (_ABSENT, _LAYERS)),
     "enable_mhc_connections": (_ABSENT, _LAYERS),
     "use_transformer_engine_full_layer_spec": (_ABSENT, "its layers are Transformer Engine's, with other tensors"),
     **dict.fromkeys(("enable_gpt_oss", "export_qk_l2_norm", "export_moe_apply_probs_on_input"), (_ABSENT, _MODEL_OPT)),
-    **dict.fromkeys(("squared_relu", "swiglu_limits"), (_ABSENT, "its activation is another one")),
+    "swiglu_limits": (_ABSENT, "its activation is another one"),
     **dict.fromkeys(("attn_logit_softcapping", "final_logit_softcapping", "query_pre_attn_scalar"), (_ABSENT, _SCALES)),
     **dict.fromkeys(("heterogeneous_block_specs", "heterogeneous_layers_config_path"), (_ABSENT, _LAYERS)),
     "heterogeneous_layers_config_encoded_json": (_ABSENT, _LAYERS),

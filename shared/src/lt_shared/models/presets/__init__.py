@@ -5,15 +5,21 @@ lt-train's `--model` takes a name; tests compare parameter counts with the publi
 
 from lt_shared.console import UsageError
 from lt_shared.models.architecture import Architecture
+from lt_shared.models.presets.adjacent_pairs import ADJACENT_PAIRS
+from lt_shared.models.presets.arcee import ARCEE
 from lt_shared.models.presets.deepseek import DEEPSEEK
 from lt_shared.models.presets.dense import DENSE
+from lt_shared.models.presets.dots1 import DOTS1
 from lt_shared.models.presets.gemma import GEMMA
 from lt_shared.models.presets.glm4_moe import GLM4_MOE
 from lt_shared.models.presets.gpt_oss import GPT_OSS
 from lt_shared.models.presets.granite import GRANITE
+from lt_shared.models.presets.minimax_m2 import MINIMAX_M2
 from lt_shared.models.presets.olmo import OLMO
 from lt_shared.models.presets.phi3 import PHI3
 from lt_shared.models.presets.qwen3_moe import QWEN3_MOE
+from lt_shared.models.presets.seed_oss import SEED_OSS
+from lt_shared.models.presets.unrotated import UNROTATED
 
 _ALL = (
     *DENSE,
@@ -25,6 +31,12 @@ _ALL = (
     *GPT_OSS,
     *DEEPSEEK,
     *GLM4_MOE,
+    *DOTS1,
+    *MINIMAX_M2,
+    *SEED_OSS,
+    *UNROTATED,
+    *ARCEE,
+    *ADJACENT_PAIRS,
 )
 PRESETS = {architecture.name: architecture for architecture in _ALL}
 

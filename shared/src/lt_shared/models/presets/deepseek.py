@@ -1,4 +1,4 @@
-"""DeepSeek-V2 and V2-Lite, DeepSeek-V3 and Kimi K2: latent attention, shared experts, and YaRN from 4,096 positions.
+"""DeepSeek-V2 and V2-Lite, DeepSeek-V3, Kimi K2 and GLM-4.7-Flash: latent attention, shared experts, and YaRN but in the last.
 
 The counts match the published weights without the multi-token prediction layer of V3 (11.6 B more, `mtp_parameters`) and
 without the router's balancing biases.
@@ -18,7 +18,7 @@ _SOFTMAX = {"moe_router_pre_softmax": True, "moe_aux_loss_coeff": 0.001}
 _SIGMOID = {"moe_router_score_function": "sigmoid", "moe_router_enable_expert_bias": True, "moe_aux_loss_coeff": 0.0001}
 
 
-def _deepseek(base: Architecture, latent: LatentAttention, yarn: YarnScaling, **experts: Any) -> Architecture:
+def _deepseek(base: Architecture, latent: LatentAttention, yarn: YarnScaling | None, **experts: Any) -> Architecture:
     return dataclasses.replace(
         base,
         num_query_groups=base.num_attention_heads,
@@ -104,5 +104,30 @@ DEEPSEEK = (
         rotary_base=50000.0,
         moe_router_topk_scaling_factor=2.827,
         model_type="kimi_k2",
+    ),
+    _deepseek(
+        _tiny("tiny-glm4-moe-lite"),
+        _TINY,
+        None,
+        **_experts(8, 2, 64, 1, 1),
+        **_SIGMOID,
+        moe_router_topk_scaling_factor=1.8,
+        model_type="glm4_moe_lite",
+    ),
+    dataclasses.replace(
+        _deepseek(
+            dataclasses.replace(
+                llama("glm-4.7-flash", 47, 2048, 10240, 16, 16, 154880, 202752), num_attention_heads=20, num_query_groups=20
+            ),
+            LatentAttention(q_lora_rank=768, kv_lora_rank=512, qk_head_dim=192, qk_pos_emb_head_dim=64, v_head_dim=256),
+            None,
+            **_experts(64, 4, 1536, 1, 1),
+            **_SIGMOID,
+            rotary_base=1000000.0,
+            moe_router_topk_scaling_factor=1.8,
+            mtp_num_layers=1,
+            model_type="glm4_moe_lite",
+        ),
+        norm_epsilon=1e-5,
     ),
 )

@@ -1,4 +1,4 @@
-"""Gemma 2 and the text models of Gemma 3: norms before and behind the layers, windows, tied embeddings.
+"""Gemma, Gemma 2 and the text models of Gemma 3: tied embeddings, and from Gemma 2 on windows and norms behind the layers.
 
 The vocabulary of Gemma 3 from 4B on has 64 rows more, for images. Gemma 2 27B and Gemma 3 27B scale their scores by a head's
 share of the hidden size, not by the head size.
@@ -9,6 +9,11 @@ import dataclasses
 from lt_shared.models.architecture import Architecture
 from lt_shared.models.presets.dense import TINY, llama
 from lt_shared.models.rope_scaling import LinearScaling
+
+
+def _gemma(model: Architecture, head: int) -> Architecture:
+    model = dataclasses.replace(model, kv_channels=head)
+    return dataclasses.replace(_of_gemma(model), norm_placement="pre", softmax_scale=None)
 
 
 def _gemma2(name: str, layers: int, hidden: int, ffn: int, heads: int, groups: int, head: int) -> Architecture:
@@ -63,6 +68,9 @@ def _of_gemma(model: Architecture) -> Architecture:
 _TINY = dataclasses.replace(TINY, num_layers=6)
 
 GEMMA = (
+    _gemma(dataclasses.replace(_TINY, name="tiny-gemma", num_layers=4), 64),
+    _gemma(llama("gemma-2b", 18, 2048, 16384, 8, 1, 256000, 8192), 256),
+    _gemma(llama("gemma-7b", 28, 3072, 24576, 16, 16, 256000, 8192), 256),
     _of_gemma2(dataclasses.replace(_TINY, name="tiny-gemma2", num_layers=4), 256),
     _of_gemma3(dataclasses.replace(_TINY, name="tiny-gemma3"), 256, LinearScaling(8.0)),
     _gemma2("gemma2-2b", 26, 2304, 9216, 8, 4, 256),

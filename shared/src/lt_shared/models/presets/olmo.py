@@ -1,4 +1,4 @@
-"""OLMo 2 and OLMo 3: norms behind attention and MLP, and norms of queries and keys over all heads."""
+"""OLMo 2 and OLMo 3: norms behind attention and MLP, and norms of queries and keys over all heads. OLMoE has the latter alone."""
 
 import dataclasses
 
@@ -34,6 +34,18 @@ def _windowed(model: Architecture, window: int, scaling: YarnScaling) -> Archite
     )
 
 
+def _olmoe(base: Architecture, experts: int, chosen: int) -> Architecture:
+    return dataclasses.replace(
+        base,
+        qk_layernorm=True,
+        qk_layernorm_width="all_heads",
+        num_experts=experts,
+        moe_router_topk=chosen,
+        moe_router_pre_softmax=True,
+        moe_aux_loss_coeff=0.01,
+    )
+
+
 _TINY_OLMO2 = dataclasses.replace(_of_olmo(TINY), name="tiny-olmo2", num_query_groups=4, tie_embeddings=False)
 
 OLMO = (
@@ -45,4 +57,6 @@ OLMO = (
     _olmo2("olmo2-32b", 64, 5120, 27648, 40, 8),
     _olmo3("olmo3-7b", 32, 4096, 11008, 32, 32),
     _olmo3("olmo3-32b", 64, 5120, 27648, 40, 8),
+    _olmoe(dataclasses.replace(TINY, name="tiny-olmoe", ffn_hidden_size=64, tie_embeddings=False), 8, 2),
+    _olmoe(llama("olmoe-1b-7b", 16, 2048, 1024, 16, 16, 50304, 4096), 64, 8),
 )

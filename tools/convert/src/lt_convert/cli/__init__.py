@@ -35,7 +35,7 @@ def _named() -> click.Group:
 
 
 @click.command(cls=console.DefaultCommand, examples=EXAMPLES, named=_named)
-@console.version_option("lt-convert", "numpy", "tokenizers", "s3fs")
+@console.version_option("lt-convert", "numpy", "s3fs")
 @click.argument("sources", cls=console.Operands, metavar="SRC...", nargs=-1, required=True)
 @to_option
 @click.option(
@@ -174,8 +174,7 @@ def verify(path: str, other: str | None, logits: bool, as_json: bool) -> int:
     if as_json:
         console.print_json(record)
     else:
-        for line in lines:
-            click.echo(line)
+        console.print_text("\n".join(lines))
     return 0 if same else 1
 
 

@@ -94,6 +94,7 @@ def _trained(deviations: dict[str, float], init_std: float) -> bool:
 
 def write_table(record: dict[str, Any], output: IO[str]) -> None:
     from rich.table import Table
+    from rich.text import Text
 
     architecture = record["architecture"]
     scaling = architecture["rope_scaling"]
@@ -135,5 +136,6 @@ def write_table(record: dict[str, Any], output: IO[str]) -> None:
     table = Table(box=None, show_header=False, pad_edge=False)
     for name, value in rows.items():
         if value:
-            table.add_row(name, value)
+            # Text, because rich would take brackets in a name for its mark-up.
+            table.add_row(name, Text(value))
     plan_table.print_to(output, table)

@@ -8,6 +8,7 @@ from typing import IO, Any
 
 from lt_convert.formats import HUGGINGFACE
 from lt_convert.weights.tensor_names import abbreviated
+from lt_shared.console import visible
 from lt_shared.models.architecture import Architecture
 
 # The width when the output is not a terminal.
@@ -37,16 +38,16 @@ def write(record: dict[str, Any], output: IO[str]) -> None:
     for source in record.get("sources", ()):
         iteration = "" if source["iteration"] is None else f", iteration {source['iteration']:,}"
         share = f"{source['weight']:.6g} of " if "weight" in source else ""
-        output.write(f"{share}{source['path']} ({source['format']}{iteration})\n")
+        output.write(visible(f"{share}{source['path']} ({source['format']}{iteration})\n"))
     origin = "" if "sources" in record else f"{record['source']} ({record['from']}) "
-    output.write(f"{origin}-> {record['destination']} ({record['to']})\n")
+    output.write(visible(f"{origin}-> {record['destination']} ({record['to']})\n"))
     output.write(f"{architecture.parameters():,} parameters, {record['bytes'] / 1e9:,.3f} GB on disk\n")
     print_to(output, table)
     print_to(output, files)
     for number, part in enumerate(record.get("parts", ())):
         names = [file["name"] for file in part["files"]]
         span = f" of {names[0]}" + (f" to {names[-1]}" if len(names) > 1 else "") if names else ""
-        output.write(f"part {number}: reads {part['read_bytes']:,} bytes, writes {part['bytes']:,}{span}\n")
+        output.write(visible(f"part {number}: reads {part['read_bytes']:,} bytes, writes {part['bytes']:,}{span}\n"))
     if record["left_out"]:
         what = "tensors of other parts" if record["from"] == HUGGINGFACE.name else "keys of the training state"
         output.write(f"left out: {len(record['left_out'])} {what}\n")
@@ -59,7 +60,7 @@ def print_to(output: IO[str], table: Any) -> None:
     width = shutil.get_terminal_size().columns if output.isatty() else COLUMNS
     text = io.StringIO()
     Console(file=text, width=width, color_system=None).print(table)
-    output.write("".join(f"{line.rstrip()}\n" for line in text.getvalue().splitlines()))
+    output.write("".join(f"{line.rstrip()}\n" for line in visible(text.getvalue()).splitlines()))
 
 
 def _rows(tensors: list[dict[str, Any]]) -> Iterator[tuple[str, ...]]:

@@ -77,6 +77,9 @@ def check_replaceable(destination: str, journaled: Collection[str] = ()) -> None
     folders = {name[: name.rindex("/") + 1] for name in listed if "/" in name}
     replaceable = {*listed, *folders, *(name for name in names if looks_like_checkpoint(name) or _FOLDER.fullmatch(name))}
     check_only(destination, names, replaceable)
+    if not storage.is_remote(destination):
+        for path in (destination, *(os.path.join(destination, name.rstrip("/")) for name in names)):
+            ownership.check_owner(path)
 
 
 def check_only(destination: str, names: Iterable[str], expected: Collection[str]) -> None:
@@ -112,9 +115,7 @@ def check_own(destination: str, names: Iterable[str]) -> None:
     """Raises CannotCreate for a finished result at the destination that may be another user's work."""
     reason = None if storage.is_remote(destination) else _reason_for_distrust(destination, names)
     if reason is not None:
-        raise CannotCreate(
-            f"{destination}: exists, and {reason}", "choose another output, or remove it if it is not needed; --force replaces it"
-        )
+        raise CannotCreate(f"{destination}: exists, and {reason}", "choose another output, or remove it if it is not needed")
 
 
 def check_links(destination: str) -> None:

@@ -29,7 +29,7 @@ from lt_shared.console import CannotCreate, UsageError, note
 from lt_shared.console.shard_option import Slice
 from lt_shared.contracts import checkpoint_layout
 from lt_shared.contracts.manifest import Checkpoint, absolute
-from lt_shared.files import ownership, storage
+from lt_shared.files import leftovers, ownership, storage
 from lt_shared.files.local_files import partial_path
 
 Fingerprint = list[dict[str, str | int]]
@@ -189,5 +189,5 @@ def _remove_leftovers(destination: str, options: Mapping[str, Any]) -> None:
     with contextlib.suppress(OSError):
         is_own = replaced.is_dir() and ownership.belongs_to_other(os.lstat(replaced), path.parent) is None
         if is_own and not replaced.is_symlink() and not os.path.lexists(partial_path(destination)):
-            shutil.rmtree(replaced)
+            leftovers.remove(replaced)
     ledger.remove_abandoned(destination, options)

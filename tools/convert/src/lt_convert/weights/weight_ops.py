@@ -86,12 +86,16 @@ class PaddedRows:
 
 
 class QueryGroups:
-    """Megatron's linear_qkv: for each query group its query heads, its key head, its value head. For weights and biases."""
+    """Megatron's linear_qkv: for each query group its query heads, its key head, its value head. For weights and biases.
+
+    With `adjacent_pairs`, the canonical tensors are a model's whose RoPE pairs adjacent channels. The first rotated channels of
+    all pairs then come before the second ones, so that the same model pairs channel i with channel i + rotary channels / 2.
+    """
 
     combine, separate = "interleave query groups", "separate query groups"
 
-    def __init__(self, query: str, key: str, value: str):
-        self.query, self.key, self.value = query, key, value
+    def __init__(self, query: str, key: str, value: str, *, adjacent_pairs: bool = False):
+        self.query, self.key, self.value, self.adjacent_pairs = query, key, value, adjacent_pairs
 
     def row_mappings(self, architecture: Architecture, shape: Callable[[str], Shape]) -> Iterator[RowMapping]:
         groups = architecture.num_query_groups
@@ -99,8 +103,21 @@ class QueryGroups:
         start = 0
         for group in range(groups):
             for name, size in sizes:
-                yield RowMapping(name, range(group * size, (group + 1) * size), range(start, start + size))
-                start += size
+                for rows in self._ordered(architecture, name, range(group * size, (group + 1) * size)):
+                    yield RowMapping(name, rows, range(start, start + len(rows)))
+                    start += len(rows)
+
+    def _ordered(self, architecture: Architecture, name: str, rows: range) -> Iterator[range]:
+        """Divide the canonical `rows` of a group into ranges, in the order of the format's rows."""
+        if not self.adjacent_pairs or name == self.value:
+            yield rows
+            return
+        head, rotated = architecture.kv_channels, architecture.rotary_channels
+        for first in range(rows.start, rows.stop, head):
+            yield range(first, first + rotated, 2)
+            yield range(first + 1, first + rotated, 2)
+            if rotated < head:
+                yield range(first + rotated, first + head)
 
 
 class FusedQueryGroups:

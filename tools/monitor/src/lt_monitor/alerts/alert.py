@@ -11,8 +11,6 @@ import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-import click
-
 from lt_monitor.alerts import delivery, rules, thresholds
 from lt_monitor.alerts.thresholds import Thresholds
 from lt_monitor.collect.command_state import CommandState
@@ -186,7 +184,7 @@ def _print(findings: Iterable[Finding], as_json: bool) -> None:
             if as_json:
                 console.print_json(finding.to_record())
             else:
-                click.echo(finding.line())
+                console.print_text(finding.line())
     except BrokenPipeError:
         raise
     except OSError as error:

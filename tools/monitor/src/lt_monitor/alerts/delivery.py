@@ -1,8 +1,7 @@
 """Telling others about findings: a command, a webhook, and a heartbeat that says that somebody looked.
 
-Nothing of a finding reaches a shell or an argument list: a command gets JSON on its standard input, a webhook a JSON body. Its
-text is escaped for Slack and its like, where `<!channel>` in a log line would page everybody. A finding that could not be
-delivered is kept and tried again in the next pass.
+Nothing of a finding reaches a shell or an argument list: a command gets JSON on its standard input, a webhook a JSON body. A
+finding that could not be delivered is kept and tried again in the next pass.
 """
 
 import http.client
@@ -19,8 +18,8 @@ import urllib.parse
 import urllib.request
 from collections.abc import Sequence
 
+from lt_monitor.alerts import chat_messages
 from lt_monitor.events.alert_findings import Finding
-from lt_monitor.events.escaping import printable
 from lt_shared.console import UsageError
 from lt_shared.files import storage
 
@@ -30,7 +29,6 @@ SECRET_VARIABLES = (TOKEN_VARIABLE, "LT_MONITOR_ALERT_WEBHOOK")
 KILLED = "killed"
 COMMAND_SECONDS = 60
 WEBHOOK_SECONDS = 10
-MAXIMUM_FINDINGS = 50
 
 
 def check_webhook(url: str) -> str:
@@ -77,7 +75,7 @@ def run_command(command: str, finding: Finding) -> str | None:
 
 
 def post(url: str, findings: Sequence[Finding]) -> str | None:
-    """POST the findings as `{"text": ..., "findings": [...]}`; what went wrong, or None.
+    """POST the findings in the form of the chat service at `url`; what went wrong, or None.
 
     Of the URL only its host is told: the rest is often a secret. An endpoint has WEBHOOK_SECONDS for everything, however slowly
     it sends: time limits of sockets begin anew with each byte, and name servers have their own.
@@ -96,7 +94,10 @@ def _no_answer(url: str) -> str:
 
 def _post(url: str, findings: Sequence[Finding]) -> str | None:
     host = urllib.parse.urlsplit(url).hostname
-    request = urllib.request.Request(url, body(findings), {"Content-Type": "application/json; charset=utf-8"}, method="POST")
+    # Discord refuses urllib's own name of the program.
+    headers = {"Content-Type": "application/json; charset=utf-8", "User-Agent": "lt-monitor"}
+    address = chat_messages.endpoint(url)
+    request = urllib.request.Request(address, chat_messages.body(url, findings), headers, method="POST")
     token = os.environ.get(TOKEN_VARIABLE)
     if token:
         request.add_unredirected_header("Authorization", f"Bearer {token}")
@@ -118,28 +119,6 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
 
     def redirect_request(self, *arguments: object) -> None:
         return None
-
-
-def body(findings: Sequence[Finding]) -> bytes:
-    lines = [_plain(finding.line()) for finding in findings[:MAXIMUM_FINDINGS]]
-    if len(findings) > MAXIMUM_FINDINGS:
-        lines.append(f"and {len(findings) - MAXIMUM_FINDINGS} more")
-    records = [_escaped(finding.to_record()) for finding in findings[:MAXIMUM_FINDINGS]]
-    return json.dumps({"text": "\n".join(lines), "findings": records}).encode()
-
-
-def _plain(text: str) -> str:
-    """Escape mark-up for chat services, which interpret &, < and > and display the escaped forms as these characters."""
-    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
-
-
-def _escaped(value: object) -> object:
-    """A record whose texts have no control characters."""
-    if isinstance(value, str):
-        return printable(value)
-    if isinstance(value, dict):
-        return {printable(str(key)): _escaped(element) for key, element in value.items()}
-    return [_escaped(element) for element in value] if isinstance(value, list) else value
 
 
 def beat(path: str, now: float, severity: str) -> None:

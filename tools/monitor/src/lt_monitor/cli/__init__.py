@@ -74,7 +74,7 @@ def diff(a: str, b: str, tolerance: float, fields: tuple[str, ...], as_json: boo
     if as_json:
         console.print_json(comparison.to_record())
     else:
-        click.echo("\n".join(comparison.lines()))
+        console.print_text("\n".join(comparison.lines()))
     return console.ExitCode.OK if comparison.agree else console.ExitCode.FOUND
 
 

@@ -1,7 +1,6 @@
 """The command blame, which finds the training text of a step."""
 
 import re
-import sys
 from typing import Any
 
 import click
@@ -74,5 +73,5 @@ def blame(
     if as_json:
         console.print_json(search_result.to_record(skip_list))
     else:
-        sys.stdout.write("\n".join(search_result.lines(skip_list)) + "\n")
+        console.print_text("\n".join(search_result.lines(skip_list)))
     return console.ExitCode.OK

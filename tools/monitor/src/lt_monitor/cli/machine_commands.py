@@ -19,7 +19,7 @@ class _JobNumbers(click.ParamType):  # type: ignore[type-arg]  # generic since c
         from lt_monitor.collect.slurm_jobs import is_job
 
         if not is_job(value):
-            self.fail(f"{value!r} is not a job number such as 77 or 77_3", parameter, context)
+            self.fail(f"{value!r} is not a job number such as 77, 77_3 or 70+1", parameter, context)
         return value
 
 
@@ -199,7 +199,7 @@ def stuck(dumps: tuple[str, ...], as_json: bool) -> console.ExitCode:
     if as_json:
         console.print_json(hang_report.to_record())
     else:
-        click.echo("\n".join(hang_report.lines()))
+        console.print_text("\n".join(hang_report.lines()))
     return console.ExitCode.FOUND if hang_report.is_stuck else console.ExitCode.OK
 
 

@@ -96,23 +96,24 @@ lt-monitor tail-cause --json slurm-*.out | jq -r .advice
 )
 @reads_logs
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of a line.")
+@click.option("--ended", is_flag=True, help="The job has ended, so that a log without an end is a failure.")
 @click.option("--exclude-node", is_flag=True, help="Print only --exclude=NODE,... for sbatch; nothing where no node is to blame.")
-def tail_cause(logs: tuple[str, ...], as_json: bool, exclude_node: bool) -> console.ExitCode:
+def tail_cause(logs: tuple[str, ...], as_json: bool, ended: bool, exclude_node: bool) -> console.ExitCode:
     """Print in a line why a job ended; LOG are the job's logs, one or many. The exit code is for the job's script.
 
-    0: the job ended properly. 75: start it again. 69: start it again without the node. 78: stop, because it would fail again.
-    1: it failed, and the cause is not known.
+    0: the job ended properly, or still runs. 75: start it again. 69: start it again without the node. 78: stop, because it would
+    fail again. 1: it failed, and the cause is not known.
     """
     from lt_monitor.runs.faults import tail_cause as causes
     from lt_monitor.runs.faults.advice import Action
 
-    cause = causes.tail_cause(logs)
+    cause = causes.tail_cause(logs, ended)
     if exclude_node:
         click.echo(cause.excluded(), nl=bool(cause.excluded()))
     elif as_json:
         console.print_json(cause.to_record())
     else:
-        click.echo(cause.sentence())
+        console.print_text(cause.sentence())
     return {
         Action.NONE: console.ExitCode.OK,
         Action.AGAIN: console.ExitCode.TRY_AGAIN,

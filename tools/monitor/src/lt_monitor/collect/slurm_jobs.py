@@ -8,14 +8,13 @@ asked first, then sacct, whose answers complete each other. Its text subtracts 1
 the command line named it.
 """
 
-import datetime
 import json
 import re
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 from lt_monitor.collect import external_programs, queue_table, submit_line
 from lt_monitor.collect.sampling import missing, read_text, record
+from lt_monitor.collect.slurm_values import gpu_count, mapping, moment, plain_text, whole_number
 from lt_monitor.events.records import Record
 from lt_monitor.logs import log_files
 
@@ -40,10 +39,13 @@ SCONTROL_NAMES = {
     "StartTime": "start_time", "EndTime": "end_time", "NumNodes": "node_count", "NodeList": "nodes", "UserId": "user_name",
     "Partition": "partition", "WorkDir": "current_working_directory", "StdOut": "standard_output",
     "TRES": "tres_alloc_str", "AllocTRES": "tres_alloc_str", "BatchHost": "batch_host", "HetJobId": "het_job_id",
+    "HetJobOffset": "het_job_offset",
 }  # fmt: skip
-_JOB = re.compile(r"\d{1,12}(?:_\d{1,9})?")
+_JOB = re.compile(r"\d{1,12}(?:_\d{1,9}|\+\d{1,6})?")
 # sacct's JobID: 77, 88_3, 88_[4-9%2] of tasks that wait, 70+1 of a heterogeneous job.
-_SHOWN = re.compile(r"(?P<job>\d{1,12})|(?P<array>\d{1,12})_(?:(?P<task>\d{1,9})|\[.{1,200})|(?P<leader>\d{1,12})\+\d{1,6}")
+_SHOWN = re.compile(
+    r"(?P<job>\d{1,12})|(?P<array>\d{1,12})_(?:(?P<task>\d{1,9})|\[.{1,200})|(?P<leader>\d{1,12})\+(?P<offset>\d{1,6})"
+)
 _RULER = re.compile(r"-+(?: +-+)* *")
 # Longer states end with + in narrow columns.
 _LONG_STATES = (
@@ -67,7 +69,8 @@ _PAIR = re.compile(r"(?:^|\s)([A-Za-z][\w/:]{0,30})=")
 def sample(path: str | None, jobs: Sequence[str]) -> list[Record]:
     """Return the records of a saved output of squeue, sacct or scontrol (`-` is stdin), or of this cluster if `path` is None.
 
-    If `jobs` is not empty, only these jobs are returned: 77_3, or 77 with every task of that array.
+    If `jobs` is not empty, only these jobs are returned: 77_3, or 77 with every task of that array; 70+1, or 70 with every
+    component of that heterogeneous job.
     """
     if path is not None:
         return _requested(parse(read_text(path), path), jobs)
@@ -185,8 +188,8 @@ def _parse_json(text: str, file: str) -> list[Record]:
     jobs, errors = answer.get("jobs"), answer.get("errors")
     if not jobs and isinstance(errors, list) and errors:
         # Without a controller squeue still ends with 0 and no jobs.
-        error = _object(errors[0])
-        return [missing(file, f"{file}: {_text(error.get('description')) or _text(error.get('error')) or 'failed'}")]
+        error = mapping(errors[0])
+        return [missing(file, f"{file}: {plain_text(error.get('description')) or plain_text(error.get('error')) or 'failed'}")]
     if not isinstance(jobs, list):
         return [missing(file, f"{file}: JSON without jobs")]
     objects = [{**job, "is_accounted": "job_state" not in job} for job in jobs if isinstance(job, dict)]
@@ -228,15 +231,15 @@ def _jobs(jobs: Iterable[Record], file: str) -> list[Record]:
 
 def _job(job: Record, file: str) -> Record | None:
     """Return a job's record from any shape that Slurm prints; None if it has no id or no state."""
-    in_array = _object(job.get("array"))
-    number = _whole(job.get("job_id"))
-    array = _whole(job.get("array_job_id")) or _whole(in_array.get("job_id"))
-    task = _whole(job.get("array_task_id", in_array.get("task_id")))
+    in_array = mapping(job.get("array"))
+    number = whole_number(job.get("job_id"))
+    array = whole_number(job.get("array_job_id")) or whole_number(in_array.get("job_id"))
+    task = whole_number(job.get("array_task_id", in_array.get("task_id")))
     task = None if task == _NO_TASK else task
-    if (numbers := _SHOWN.fullmatch(_text(job.get("shown_id")))) is not None:
+    if (numbers := _SHOWN.fullmatch(plain_text(job.get("shown_id")))) is not None:
         # An array task, or a component of a heterogeneous job, whose script and log belong to the leader.
-        array, task = _whole(numbers["array"]) or array, _whole(numbers["task"]) if numbers["task"] else task
-        number = number or _whole(numbers["job"])
+        array, task = whole_number(numbers["array"]) or array, whole_number(numbers["task"]) if numbers["task"] else task
+        number = number or whole_number(numbers["job"])
     shown = f"{array}_{task}" if array and task is not None else str(number or array or "")
     if not (number or array):
         shown = str(job.get("shown_id", ""))
@@ -244,30 +247,32 @@ def _job(job: Record, file: str) -> Record | None:
     if not is_job(shown) or not state:
         return None
     leader = (
-        _whole(numbers["leader"])
+        whole_number(numbers["leader"])
         if numbers is not None
-        else _whole(job.get("het_job_id") or _object(job.get("het")).get("job_id"))
+        else whole_number(job.get("het_job_id") or mapping(job.get("het")).get("job_id"))
     )
     log = _log(job, shown, leader or number or array or 0, array, task)
     details: Record = {"job": shown, "state": state}
-    details |= {field: text for field in ("name", "partition") if (text := _text(job.get(field)))}
-    details |= {"user": user} if (user := _text(job.get("user_name") or job.get("user"))) else {}
-    reason = _text(job.get("state_reason")) or _text(_object(job.get("state")).get("reason"))
+    details |= {field: text for field in ("name", "partition") if (text := plain_text(job.get(field)))}
+    if leader and (offset := _offset(job, numbers)) is not None:
+        details["component"] = f"{leader}+{offset}"
+    details |= {"user": user} if (user := plain_text(job.get("user_name") or job.get("user"))) else {}
+    reason = plain_text(job.get("state_reason")) or plain_text(mapping(job.get("state")).get("reason"))
     if reason and reason != "None":
         details["reason"] = reason
-    if (nodes := _text(job.get("nodes"))) and not nodes.startswith("None"):
+    if (nodes := plain_text(job.get("nodes"))) and not nodes.startswith("None"):
         details["nodes"] = nodes
-    if (count := _whole(job.get("node_count") or job.get("allocation_nodes"))) is not None:
+    if (count := whole_number(job.get("node_count") or job.get("allocation_nodes"))) is not None:
         details["node_count"] = count
-    if (gpus := _gpus(_text(job.get("tres_alloc_str")) or _tres(job))) is not None:
+    if (gpus := gpu_count(plain_text(job.get("tres_alloc_str")) or _tres(job))) is not None:
         details["gpus"] = gpus
-    if (restarts := _whole(job.get("restart_cnt"))) is not None:
+    if (restarts := whole_number(job.get("restart_cnt"))) is not None:
         details["restarts"] = restarts
-    times = _object(job.get("time"))
+    times = mapping(job.get("time"))
     for field, key in (("submit_time", "submission"), ("start_time", "start"), ("end_time", "end")):
-        moment = _moment(job.get(field) if field in job else times.get(key))
-        if moment and (field != "end_time" or state not in ("RUNNING", "PENDING")):
-            details[field] = moment
+        time = moment(job.get(field) if field in job else times.get(key))
+        if time and (field != "end_time" or state not in ("RUNNING", "PENDING")):
+            details[field] = time
     if state not in ("RUNNING", "PENDING"):
         details |= _accounted_exit(job.get("exit_code"), state) if job.get("is_accounted") else _exit(job.get("exit_code"))
     if log:
@@ -276,7 +281,18 @@ def _job(job: Record, file: str) -> Record | None:
 
 
 def _is_requested(record: Record, jobs: Sequence[str]) -> bool:
-    return record["kind"] == "job" and any(record["job"] == job or record["job"].split("_")[0] == job for job in jobs)
+    if record["kind"] != "job":
+        return False
+    component = str(record.get("component", ""))
+    names = (record["job"], record["job"].split("_")[0], component, component.split("+")[0])
+    return any(job in names for job in jobs)
+
+
+def _offset(job: Record, numbers: re.Match[str] | None) -> int | None:
+    """Return the number of a component in its heterogeneous job; None if Slurm does not say it."""
+    if numbers is not None:
+        return whole_number(numbers["offset"])
+    return whole_number(job.get("het_job_offset", mapping(job.get("het")).get("job_offset")))
 
 
 def _state(job: Record) -> str:
@@ -287,7 +303,7 @@ def _state(job: Record) -> str:
     if isinstance(state, list):
         # A state may come with flags such as COMPLETING and REQUEUED.
         state = next((one for one in state if one in _WHOLE_STATES), state[0] if state else "")
-    words = _text(state).split()
+    words = plain_text(state).split()
     word = words[0] if words else ""
     if not word.endswith("+"):
         return word
@@ -296,14 +312,14 @@ def _state(job: Record) -> str:
 
 def _log(job: Record, shown: str, number: int, array: int | None, task: int | None) -> str:
     """Return the file of the job's output. Slurm before 24.05 reports only the pattern, and nothing for the default pattern."""
-    expanded = _text(job.get("stdout_expanded"))
-    directory = _text(job.get("current_working_directory") or job.get("working_directory"))
-    restarts = _whole(job.get("restart_cnt"))
+    expanded = plain_text(job.get("stdout_expanded"))
+    directory = plain_text(job.get("current_working_directory") or job.get("working_directory"))
+    restarts = whole_number(job.get("restart_cnt"))
     pattern = (
         expanded
-        or _text(job.get("standard_output"))
-        or _text(job.get("stdout"))
-        or submit_line.output(_text(job.get("submit_line")))
+        or plain_text(job.get("standard_output"))
+        or plain_text(job.get("stdout"))
+        or submit_line.output(plain_text(job.get("submit_line")))
     )
     if not pattern:
         if not directory or job.get("is_accounted"):
@@ -311,11 +327,12 @@ def _log(job: Record, shown: str, number: int, array: int | None, task: int | No
             return ""
         pattern = "slurm-%A_%a.out" if task is not None and array else "slurm-%j.out"
     if not expanded:
-        host = _text(job.get("batch_host")) or submit_line.first_host(_text(job.get("nodes")))
+        host = plain_text(job.get("batch_host")) or submit_line.first_host(plain_text(job.get("nodes")))
         pattern = submit_line.expanded(pattern, {
             "%": "%", "A": str(array or number), "a": str(_NO_TASK if task is None else task), "j": str(number),
-            "J": str(number), "x": _text(job.get("name")), "u": _text(job.get("user_name") or job.get("user")), "n": "0",
-            "t": "0", "s": "batch", "b": "" if task is None else str(task % 10), "N": host,
+            "J": str(number), "x": plain_text(job.get("name")),
+            "u": plain_text(job.get("user_name") or job.get("user")), "n": "0", "t": "0", "s": "batch",
+            "b": "" if task is None else str(task % 10), "N": host,
             "r": "" if restarts is None else str(restarts),
         })  # fmt: skip
     return pattern if not pattern or pattern.startswith("/") or not directory else f"{directory.rstrip('/')}/{pattern}"
@@ -325,8 +342,8 @@ def _exit(value: object) -> Record:
     """Return `exit_code` and `signal` from the text `3:0`, a wait status, or an object of the newer data parsers."""
     code = signal = None
     if isinstance(value, dict):
-        code = _whole(value.get("return_code"))
-        signal = _whole(_object(value.get("signal")).get("id", _object(value.get("signal")).get("signal_id")))
+        code = whole_number(value.get("return_code"))
+        signal = whole_number(mapping(value.get("signal")).get("id", mapping(value.get("signal")).get("signal_id")))
     elif isinstance(value, str) and re.fullmatch(r"\d{1,3}:\d{1,3}", value):
         code, signal = (int(part) for part in value.split(":"))
     elif isinstance(value, int):
@@ -350,43 +367,9 @@ def _accounted_exit(value: object, state: str) -> Record:
     return {"exit_codes": [code, code + 128]} if 0 < code < 128 else {}
 
 
-def _moment(value: object) -> str | None:
-    """Return ISO 8601 with a zone, from seconds since 1970 or from Slurm's local time; None if the time is not set."""
-    seconds = _whole(value)
-    try:
-        if seconds:
-            return datetime.datetime.fromtimestamp(seconds).astimezone().isoformat()
-        return datetime.datetime.fromisoformat(_text(value)).astimezone().isoformat() if _text(value)[:2] == "20" else None
-    except (ValueError, OverflowError, OSError):
-        return None
-
-
-def _gpus(tres: str) -> int | None:
-    """Count the GPUs in `cpu=96,gres/gpu=8,gres/gpu:h100=8`."""
-    match = re.search(r"(?:^|,)gres/gpu=(\d{1,7})", tres) or re.search(r"(?:^|,)gres/gpu:[^=,]{1,60}=(\d{1,7})", tres)
-    return int(match[1]) if match else None
-
-
 def _tres(job: Record) -> str:
     """Format sacct's list of allocated resources like squeue's text."""
-    allocated = _object(job.get("tres")).get("allocated")
-    parts = [_object(resource) for resource in allocated] if isinstance(allocated, list) else []
+    allocated = mapping(job.get("tres")).get("allocated")
+    parts = [mapping(resource) for resource in allocated] if isinstance(allocated, list) else []
     names = (f"{part.get('type')}{'/' + str(part['name']) if part.get('name') else ''}={part.get('count')}" for part in parts)
     return ",".join(names)
-
-
-def _whole(value: object) -> int | None:
-    """Return a whole number from a number, a text, or an object with `set`, `infinite` and `number`."""
-    if isinstance(value, dict):
-        value = value.get("number") if value.get("set") and not value.get("infinite") else None
-    if isinstance(value, str) and re.fullmatch(r"\d{1,15}(?:-\d{1,15})?", value):
-        value = int(value.split("-")[0])
-    return value if type(value) is int and 0 <= value < 1 << 53 else None
-
-
-def _text(value: Any) -> str:
-    return value if isinstance(value, str) and "\0" not in value else ""
-
-
-def _object(value: object) -> dict[str, Any]:
-    return value if isinstance(value, dict) else {}

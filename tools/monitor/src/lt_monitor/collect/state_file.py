@@ -5,7 +5,9 @@ would silently be lost or repeated; a file that another user can write could say
 itself, and is read only if no other user can have written it. Any other file is an error, never an empty state.
 """
 
+import dataclasses
 import hashlib
+import json
 import os
 import stat
 from typing import Any
@@ -26,8 +28,18 @@ _TAIL_BYTES = len(_DIGEST_KEY) + 64 + len(_END)
 
 def content(kind: str, state: dict[str, Any]) -> bytes:
     """Encode a state file."""
-    body = orjson.dumps({"v": STATE_VERSION, "kind": kind, **state})[:-1]
+    record = {"v": STATE_VERSION, "kind": kind, **state}
+    try:
+        body = orjson.dumps(record)[:-1]
+    except TypeError:
+        # orjson refuses the surrogates that stand for bytes of a path that are not UTF-8.
+        body = json.dumps(record, separators=(",", ":"), default=_fields).encode()[:-1]
     return body + _DIGEST_KEY + hashlib.sha256(body).hexdigest().encode() + _END
+
+
+def _fields(one: Any) -> dict[str, Any]:
+    """Return the fields of a dataclass, as orjson encodes it."""
+    return {field.name: getattr(one, field.name) for field in dataclasses.fields(one) if not field.name.startswith("_")}
 
 
 def read(path: str, kind: str) -> dict[str, Any] | None:
@@ -46,7 +58,10 @@ def read(path: str, kind: str) -> dict[str, Any] | None:
     body, tail = content_bytes[:-_TAIL_BYTES], content_bytes[-_TAIL_BYTES:]
     if tail != _DIGEST_KEY + hashlib.sha256(body).hexdigest().encode() + _END:
         raise _not_a_state(path, kind, "it was changed or cut off, or written by another version or another program")
-    state: dict[str, Any] = orjson.loads(content_bytes)
+    try:
+        state: dict[str, Any] = orjson.loads(content_bytes)
+    except orjson.JSONDecodeError:
+        state = json.loads(content_bytes)
     if (state.get("v"), state.get("kind")) != (STATE_VERSION, f"{kind}-state"):
         raise _not_a_state(path, kind, "written by another version or another command")
     return state

@@ -85,6 +85,9 @@ class Dumps:
         if self.timers_offset >= offset:
             self.timers_offset = offset + origin(self.timers_offset - offset)
 
+    def is_open(self) -> bool:
+        return self.arguments is not None or self.timers is not None
+
     def heading(self, line: Line) -> tuple[int, Record] | None:
         """Read the first or last line of a dump. At the last line, return the dump's record and the offset to sort it by."""
         if (match := ARGUMENTS_HEADING.search(line.text)) is not None:

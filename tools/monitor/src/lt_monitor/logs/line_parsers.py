@@ -63,13 +63,14 @@ class ManyLines(NamedTuple):
 
     `head` parses the first line to a record. `below` parses a line after it (without a launcher's prefix) to fields; None means
     that the step has ended. A step has at most `most_lines` lines below its head. The steps of an engine (`is_engine`) count
-    until the trainer that uses it prints steps itself.
+    until the trainer that uses it prints steps itself. `needs_values`: the first line alone is no step.
     """
 
     head: Callable[[Line], Record | None]
     below: Callable[[bytes], Record | None]
     most_lines: int = 1000
     is_engine: bool = False
+    needs_values: bool = False
 
 
 Parser = Callable[[Line], StepLine | Record | None]

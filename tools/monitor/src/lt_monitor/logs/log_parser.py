@@ -19,18 +19,18 @@ from lt_monitor.events import records
 from lt_monitor.events.records import Record
 from lt_monitor.logs import many_line_steps, user_patterns
 from lt_monitor.logs.dumps import Dumps
-from lt_monitor.logs.fast.prefilter import Prefilter
 from lt_monitor.logs.fast.step_rows import StepRows
 from lt_monitor.logs.fast.step_templates import MINIMUM_ALIKE_LINES, StepTemplates, line_ends
 from lt_monitor.logs.fields import TASK, read_values
 from lt_monitor.logs.formats import tracebacks
-from lt_monitor.logs.formats.table import HEADS, PARSERS, keywords
+from lt_monitor.logs.formats.table import PARSERS
 from lt_monitor.logs.formats.tracebacks import OpenTracebacks
 from lt_monitor.logs.labels.removal import LabelRemoval
 from lt_monitor.logs.line_parsers import StepLine
 from lt_monitor.logs.lines import Line
 from lt_monitor.logs.many_line_steps import OpenStep
 from lt_monitor.logs.parsed_block import Item, ParsedBlock, in_order
+from lt_monitor.logs.searched_keywords import DUMP, EVENT_RECORD, PREFILTER, SELECTION, STEP_HEAD, TRACEBACK, USER_PATTERN
 from lt_monitor.logs.step_numbers import StepNumbers
 
 # If templates read this share of a block's bytes, templates are tried first on the next block.
@@ -44,18 +44,6 @@ MAXIMUM_GLUED_BYTES = 1 << 16
 MANIFEST = {"dataset": "tokens", "checkpoint": "format", "end": "count"}
 
 _RECORD = re.compile(rb'\{"v": ?1, ?"kind": ?')
-_EVENT_RECORD, _DUMP, _STEP_HEAD, _TRACEBACK, _USER_PATTERN = -1, -2, -3, -4, -5
-_PREFILTER = Prefilter(
-    {
-        **keywords(),
-        **{head: [_STEP_HEAD] for head in HEADS},
-        b'"kind":': [_EVENT_RECORD],
-        tracebacks.HEADING: [_TRACEBACK],
-        b" arguments -": [_DUMP],
-        b" across ranks (ms)": [_DUMP],
-    }
-)
-
 _BETWEEN_EVENTS = b" ]|,\t"
 _AFTER_STEP = ("checkpoint", "end", "eval")
 
@@ -89,6 +77,8 @@ class LogParser:
         self._templates = StepTemplates()
         self._patterns = user_patterns.active()
         self._is_dense = False
+        # Whether the last block was an excerpt, which steps fill although its log is full of noise.
+        self._is_excerpt = False
         self.malformed = 0
         self.first_malformed = ""
 
@@ -107,12 +97,21 @@ class LogParser:
         """Parse whole lines that begin at byte `offset` of the log. The last line may lack its newline."""
         if b"\r" in block:
             block = block.replace(b"\r", b"\n")
-        unlabelled = self._labels.remove(block)
+        unlabelled = self._labels.remove(block, None if self._needs_all_lines() else SELECTION)
+        self._is_excerpt = unlabelled is not None and unlabelled.excerpt is not None
         if unlabelled is None:
             return self._parse(block, offset)
-        parsed = self._parse(unlabelled.text, offset).relabelled(offset, unlabelled.origins)
+        parsed = self._parse(unlabelled.text, offset)
+        if unlabelled.excerpt is not None and not unlabelled.excerpt.has_last_bar:
+            self._step_numbers.end_without_bar()
+        parsed = parsed.relabelled(offset, unlabelled.origins)
         self._dumps.relocate(offset, lambda at: int(unlabelled.origins(np.array([at]))[0][0]))
         return parsed
+
+    def _needs_all_lines(self) -> bool:
+        """Whether lines without a keyword may matter in the next block, or nearly all of its lines are steps."""
+        is_open = self._dumps.is_open() or self._open_step.is_open() or self._tracebacks.is_open()
+        return is_open or (self._is_dense and not self._is_excerpt) or bool(self._patterns)
 
     def _parse(self, block: bytes, offset: int) -> ParsedBlock:
         items: list[Item] = []
@@ -159,13 +158,13 @@ class LogParser:
 
     def _candidates(self, block: bytes) -> np.ndarray:
         """Return the offsets (int64, ascending) that may lie in a keyword, and the matches of the user's patterns."""
-        candidates = _PREFILTER.candidates(block)
+        candidates = PREFILTER.candidates(block)
         matches = [match.start() for pattern in self._patterns for match in pattern.expression.finditer(block)]
         return np.union1d(candidates, matches).astype(np.int64) if matches else candidates
 
     def _keywords(self, block: bytes, candidates: list[int]) -> Iterator[tuple[int, Sequence[int]]]:
         """Yield the candidates that lie in a keyword or begin a match, with their parsers."""
-        confirmed = _PREFILTER.confirmed(block, candidates)
+        confirmed = PREFILTER.confirmed(block, candidates)
         if not self._patterns:
             return confirmed
         count = len(self._patterns) - 1
@@ -173,7 +172,7 @@ class LogParser:
             (
                 at,
                 [
-                    _USER_PATTERN - count + index
+                    USER_PATTERN - count + index
                     for index, pattern in enumerate(self._patterns)
                     if pattern.expression.match(block, at)
                 ],
@@ -209,22 +208,22 @@ class LogParser:
     def _read_line(self, block: bytes, begin: int, end: int, offset: int, hits: Hits, items: list[Item], depth: int = 0) -> bool:
         """Parse a line or a part of a line; return whether a template may fit it."""
         raw = block[begin:end]
-        if _EVENT_RECORD in hits and (beginnings := list(_RECORD.finditer(raw))):
+        if EVENT_RECORD in hits and (beginnings := list(_RECORD.finditer(raw))):
             record = self._event_record(raw[beginnings[-1].start() :], offset + begin)
             if record is not None:
                 items.append((offset + begin, record))
             return False
         # If one line has several headings, the frames below belong to the last one.
-        for heading in hits.get(_TRACEBACK, [])[-1:]:
+        for heading in hits.get(TRACEBACK, [])[-1:]:
             self._tracebacks.read(block, block.find(tracebacks.HEADING, max(begin, heading - len(tracebacks.HEADING))), offset)
         line = Line(raw, offset + begin)
-        if _DUMP in hits:
+        if DUMP in hits:
             whole = self._dumps.heading(line)
             if whole is not None:
                 items.append((whole[0], _completed(whole[1], line)))
             self._resume_dumps(block, end + 1, offset, items)
-        if _STEP_HEAD in hits:
-            line.relabel(hits[_STEP_HEAD][-1] - begin)
+        if STEP_HEAD in hits:
+            line.relabel(hits[STEP_HEAD][-1] - begin)
             if (head := many_line_steps.head(line)) is not None:
                 self._step_numbers.note(head.record)
                 if self._has_step_lines and head.is_engine:
@@ -233,10 +232,10 @@ class LogParser:
                 self._resume_step(block, end + 1, offset, items)
                 return False
         for index in sorted(hits):
-            if _USER_PATTERN < index < 0:
+            if USER_PATTERN < index < 0:
                 continue
             line.relabel(hits[index][-1] - begin)
-            parsed = PARSERS[index][0](line) if index >= 0 else self._patterns[index - _USER_PATTERN - 1].parse(line)
+            parsed = PARSERS[index][0](line) if index >= 0 else self._patterns[index - USER_PATTERN - 1].parse(line)
             if isinstance(parsed, StepLine):
                 self._has_step_lines = True
                 record = self._step_record(line, parsed, block, begin)

@@ -10,9 +10,14 @@ from typing import Any, NamedTuple
 from lt_monitor.events.records import Record
 from lt_monitor.logs.line_parsers import ManyLines
 from lt_monitor.logs.lines import Line
-from lt_monitor.logs.trainers import composer, deepspeed, olmo
+from lt_monitor.logs.trainers import composer, deepspeed, nemo_rl, olmo
 
-TRAINERS: dict[str, ManyLines] = {"deepspeed": deepspeed.STEP, "olmo": olmo.STEP, "composer": composer.STEP}
+TRAINERS: dict[str, ManyLines] = {
+    "deepspeed": deepspeed.STEP,
+    "olmo": olmo.STEP,
+    "composer": composer.STEP,
+    "nemo-rl": nemo_rl.STEP,
+}
 MAXIMUM_LINES = 10_000
 
 _WHOLE_STEP = frozenset({"v", "kind", "step", "total_steps", "epoch", "time", "task", "rank", "node"})
@@ -46,6 +51,9 @@ class OpenStep:
     def to_record(self) -> Record:
         return {"trainer": self._trainer, "record": self._record, "lines": self._lines}
 
+    def is_open(self) -> bool:
+        return self._trainer is not None
+
     def begin(self, trainer: str, record: Record) -> None:
         """Start a step with its first line."""
         self._trainer, self._record, self._lines = trainer, record, 0
@@ -71,6 +79,8 @@ class OpenStep:
             begin = end + 1
         if not added.get("metrics"):
             added.pop("metrics", None)
+        if trainer.needs_values and "src" in record and not added:
+            return None
         self._record = {field: value for field, value in {**record, **added}.items() if field in _WHOLE_STEP}
         if "step" not in self._record or ("src" not in record and not added):
             return None

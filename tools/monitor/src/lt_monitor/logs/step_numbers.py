@@ -130,6 +130,10 @@ class StepNumbers:
         else:
             self._bar_distance = min(LOOK_BACK_BYTES + 1, self._bar_distance + len(block))
 
+    def end_without_bar(self) -> None:
+        """Note that a block, of which only some lines were read, had no bar at its end."""
+        self._bar_distance = LOOK_BACK_BYTES + 1
+
 
 def last_bar(block: bytes, first: int, begin: int) -> tuple[int, int] | None:
     """Return begin and end of the line of the last bar before `begin`; None if it is before `first` or too far away."""

@@ -164,23 +164,18 @@ def is_running(state: RunState) -> bool:
     return bool(state.step_lines) and not state.has_ended and state.job.get("state", "RUNNING") == "RUNNING"
 
 
-def render(
-    states: Iterable[RunState], now: float, run_facts: RunFacts = NO_FACTS, monitor: str = "", is_file: bool = False
-) -> str:
+def render(states: Iterable[RunState], now: float, run_facts: RunFacts = NO_FACTS, monitor: str = "") -> str:
     """The whole text, see `blocks`."""
-    return "".join(blocks(states, now, run_facts, monitor, is_file))
+    return "".join(blocks(states, now, run_facts, monitor))
 
 
-def blocks(
-    states: Iterable[RunState], now: float, run_facts: RunFacts = NO_FACTS, monitor: str = "", is_file: bool = False
-) -> Iterator[str]:
+def blocks(states: Iterable[RunState], now: float, run_facts: RunFacts = NO_FACTS, monitor: str = "") -> Iterator[str]:
     """Yield the lines metric by metric: 10,000 runs take 60 MB, which should not be in memory three times.
 
     Runs that ended an hour ago are omitted, because node_exporter would serve their last values for ever. `monitor` names the
-    writer. In a file, which may lie beside the files of other monitors, the series of runs carry this label.
+    writer. All series carry it as a label: their file may lie beside the files of other monitors.
     """
     writer = f'monitor="{escape(monitor)}"'
-    last_label = f",{writer}" if is_file else ""
     lines: dict[str, list[str]] = {metric.name: [] for metric in METRICS}
     for state in states:
         if not state.step_lines or (state.is_over and now - _end(state, now) > ENDED_RUN_SECONDS):
@@ -188,7 +183,7 @@ def blocks(
         run = escape(state.run)
         for name, label, value in samples(state, now, run_facts):
             own_label = f',{BY_NAME[name].label}="{escape(label)}"' if label is not None else ""
-            lines[name].append(f'{name}{{run="{run}"{own_label}{last_label}}} {_shown(value)}')
+            lines[name].append(f'{name}{{run="{run}"{own_label},{writer}}} {_shown(value)}')
     lines[LAST_RUN.name] = [f"{LAST_RUN.name}{{{writer}}} {_shown(now)}"]
     for name in list(lines):
         if series := lines.pop(name):

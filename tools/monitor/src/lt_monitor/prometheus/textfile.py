@@ -4,6 +4,7 @@ With an output file, the command keeps the state of the runs in `FILE.state` bes
 events, and a run that hangs produces none, just when its metrics matter most. The collector reads `*.prom` only.
 """
 
+import hashlib
 import os
 import sys
 import time
@@ -21,6 +22,7 @@ from lt_shared.files import storage
 STANDARD_OUTPUT = "-"
 # node_exporter runs as another user, whatever the umask here.
 MODE = 0o644
+LABEL_CHARACTERS = 300
 
 
 def prom(
@@ -38,8 +40,7 @@ def prom(
     with CommandState.open(state_file, "prom", patterns) as state:
         state.feed(lambda record: state_for(state.runs, record).take(times.with_plausible_time(record), moment))
         times.warn()
-        is_file = output != STANDARD_OUTPUT
-        blocks = exposition.blocks(state.runs.values(), moment, run_facts or RunFacts(), _monitor(patterns, output), is_file)
+        blocks = exposition.blocks(state.runs.values(), moment, run_facts or RunFacts(), _monitor(patterns, output))
         if output == STANDARD_OUTPUT:
             sys.stdout.writelines(blocks)
         else:
@@ -49,8 +50,14 @@ def prom(
 
 
 def _monitor(patterns: Sequence[str], output: str) -> str:
-    """What tells this monitor from others on the machine: its file's name, on standard output its logs."""
+    """Return a label that differs from other monitors' labels on the machine: the file's name, on standard output the logs.
+
+    A long list of logs is cut and gets its checksum. Bytes that are not UTF-8 stay apart, because the label escapes them.
+    """
     if output != STANDARD_OUTPUT:
-        return log_files.printable(os.path.basename(output)).removesuffix(".prom")
+        return os.path.basename(output).removesuffix(".prom")
     logs = (one if one == log_files.STANDARD_INPUT or storage.is_remote(one) else os.path.abspath(one) for one in patterns)
-    return log_files.printable(" ".join(logs))
+    label = " ".join(logs)
+    if len(label) <= LABEL_CHARACTERS:
+        return label
+    return f"{label[:LABEL_CHARACTERS]}… {hashlib.sha256(os.fsencode(label)).hexdigest()[:12]}"

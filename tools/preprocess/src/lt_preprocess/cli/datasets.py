@@ -260,7 +260,7 @@ def info(sources: tuple[str, ...], tokenizer: Path | None, documents: int, as_js
         if as_json:
             console.print_json(report.to_record())
         else:
-            click.echo("\n".join(report.lines()))
+            console.print_text("\n".join(report.lines()))
 
 
 @commands.command(examples=VERIFY_EXAMPLES)
@@ -285,7 +285,7 @@ def verify(sources: tuple[str, ...], deep: int, tokenizer: Path | None, as_json:
             console.print_json(result.to_record())
         else:
             for finding in result.findings:
-                click.echo(str(finding))
+                console.print_text(str(finding))
             console.note(f"{result.prefix}: {result.summary()}")
     return console.ExitCode.FOUND if count else console.ExitCode.OK
 
@@ -304,7 +304,7 @@ def cat(source: str, documents: str | None, where: bool, tokenizer: Path | None)
 
     records = source_places.records(source, documents) if where else decoding.records(source, tokenizer, documents)
     for record in records:
-        sys.stdout.write(json.dumps(record, ensure_ascii=False) + "\n")
+        sys.stdout.write(console.visible_json(json.dumps(record, ensure_ascii=False)) + "\n")
 
 
 @commands.command(examples=GREP_EXAMPLES)
@@ -333,6 +333,6 @@ def grep(
     count = 0
     expression = source_places.compiled(pattern, fixed_strings, ignore_case)
     for record in source_places.matching(source, expression, tokenizer, documents, max_count):
-        sys.stdout.write(json.dumps(record, ensure_ascii=False) + "\n")
+        sys.stdout.write(console.visible_json(json.dumps(record, ensure_ascii=False)) + "\n")
         count += 1
     return console.ExitCode.OK if count else console.ExitCode.FOUND

@@ -252,4 +252,4 @@ def check_not_planted(prefix: str) -> None:
         status = os.stat(path)
         other = None if status.st_uid == 0 else ownership.belongs_to_other(status, os.path.dirname(path))
         if other is not None:
-            raise CannotCreate(f"{path}: {other}", "name that dataset if you trust it, choose another output, or pass --force")
+            raise CannotCreate(f"{path}: {other}", "name that dataset if you trust it, choose another output, or remove it")

@@ -29,7 +29,7 @@ from lt_shared.contracts.manifest import Dataset
 from lt_shared.data import indexed_dataset
 from lt_shared.data.document_origins import origins
 from lt_shared.data.document_origins.origins import Shuffled
-from lt_shared.files import ownership, storage
+from lt_shared.files import leftovers, ownership, storage
 from lt_shared.files.local_files import creating
 
 BUCKET_BYTES = 64 << 20
@@ -97,7 +97,7 @@ def buckets_directory(prefix: str) -> Iterator[Path]:
                 raise CannotCreate(
                     f"{prefix}: {directory} {other or 'is not a directory'}", "remove it, or choose another output"
                 )
-            shutil.rmtree(directory, ignore_errors=True)
+            leftovers.remove(directory)
         directory.mkdir(mode=0o700)
     try:
         yield directory

@@ -23,7 +23,7 @@ from lt_preprocess.pipeline.origin_rows import InputLines, OriginRows
 from lt_preprocess.pipeline.plan import Plan
 from lt_preprocess.pipeline.state import State
 from lt_preprocess.readers.batch import BadLine
-from lt_shared.console import note, warn
+from lt_shared.console import note, visible_json, warn
 from lt_shared.contracts import manifest
 from lt_shared.data import indexed_dataset
 from lt_shared.data.indexed_dataset import Extent
@@ -99,7 +99,7 @@ class OutputPart:
     def quarantine(self, lines: list[BadLine]) -> None:
         for line in lines:
             record = {"source": line.source, "line": line.line, "offset": line.offset, "reason": line.reason} | _raw(line.raw)
-            content = json.dumps(record, ensure_ascii=False).encode("utf-8", "surrogateescape") + b"\n"
+            content = visible_json(json.dumps(record, ensure_ascii=False)).encode("utf-8", "surrogateescape") + b"\n"
             self._opened_quarantine().write(content)
             self.quarantine_bytes += len(content)
             self.quarantine_crc32 = checksums.crc32(content, self.quarantine_crc32)

@@ -6,13 +6,13 @@ float32 copy: the weight is the copy rounded to the nearest, and for half of all
 number. Megatron's loader and the converters read the bytes that the index points to, and do not round.
 """
 
-import os
 import shutil
 import threading
 from pathlib import Path
 
 from lt_shared.console import ToolError
 from lt_shared.contracts import checkpoint_layout
+from lt_shared.files import leftovers
 from lt_train.process.run_files import is_full
 
 # Room for metadata, checksums and random states, and for filesystems that count whole blocks.
@@ -56,7 +56,7 @@ def make_room(run: Path, required_bytes: int, next_iteration: int, keep_last: in
 def _delete(checkpoint: Path) -> None:
     """Rename the checkpoint before deleting it, so that a kill leaves nothing that looks like a checkpoint."""
     hidden = checkpoint.with_name(f".{checkpoint.name}.deleted")
-    os.rename(checkpoint, hidden)
+    leftovers.hide(checkpoint, hidden)
     shutil.rmtree(hidden, ignore_errors=True)
 
 
@@ -71,7 +71,7 @@ def delete_expired(run: Path, newest: int, keep_last: int | None, keep_every: in
         return
     for iteration in checkpoint_layout.expired(complete, keep_last, keep_every):
         doomed = run / f".{path_by_iteration[iteration].name}.deleted"
-        os.rename(path_by_iteration[iteration], doomed)
+        leftovers.hide(path_by_iteration[iteration], doomed)
         threading.Thread(target=shutil.rmtree, args=(doomed,), kwargs={"ignore_errors": True}).start()
 
 

@@ -43,6 +43,19 @@ def local_checkpoint_bytes(
     return int(1.01 * (weights + parameters * optimizer * shares))
 
 
+def check_memory_copies(local_bytes: int, copies: int) -> None:
+    """Raise BadConfig if a node has too little memory for `copies` copies of `local_bytes` for each of its ranks.
+
+    All ranks call it.
+    """
+    shortage = _shortage(agreement.gather_objects([socket.gethostname(), copies * local_bytes, memory.available_bytes()]))
+    if shortage is not None and torch.distributed.get_rank():
+        raise Echo(shortage)
+    if shortage is not None:
+        reason = shortage.replace("its part of a checkpoint takes", "the copies of --replicate-interval take")
+        raise BadConfig(reason, "drop --replicate-interval, or use more nodes")
+
+
 def allows_async_save(requested: bool | None, local_bytes: int, is_on_gpu: bool) -> bool:
     """Return whether checkpoints are written beside training. All ranks call it with their `local_bytes`, and get the same
     answer.

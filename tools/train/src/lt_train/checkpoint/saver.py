@@ -168,7 +168,7 @@ class Saver:
         is_full = False
         if self._makes_directory:
             try:
-                partial.mkdir(parents=True, exist_ok=True)
+                partial.mkdir(mode=0o700, parents=True, exist_ok=True)
             except OSError as error:
                 is_full = run_files.is_full(error)
                 if not is_full:

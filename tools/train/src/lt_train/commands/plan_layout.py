@@ -39,7 +39,7 @@ def command(as_json: bool, ranks: int | None, **options: Any) -> int:
     if as_json:
         console.print_json(layout_table.record(choice))
     else:
-        click.echo(console.visible(layout_table.table(choice)))
+        console.print_text(layout_table.table(choice))
     return ExitCode.OK if choice.best.fits else ExitCode.BAD_CONFIG
 
 

@@ -5,7 +5,7 @@ from typing import Any
 import click
 
 from lt_shared import console
-from lt_shared.console import ExitCode, note
+from lt_shared.console import ExitCode, note, print_text
 from lt_train.config import cluster
 from lt_train.config.options import CONFIG, SUBJECTS, RunCommand, settings_options
 from lt_train.process import rank_environment
@@ -56,7 +56,7 @@ def command(data: tuple[str, ...], network: bool, verify_data: bool, image: str 
         console.print_json(result.record())
     else:
         for finding in result.findings:
-            click.echo(str(finding))
+            print_text(str(finding))
         for check, reason in result.not_checked.items():
             note(f"not checked: {check}: {reason}")
         warnings = len(result.findings) - len(result.errors)

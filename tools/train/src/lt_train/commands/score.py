@@ -137,6 +137,7 @@ def _scoring_configs(
         "save": None,
         "save_local": None,
         "save_local_interval": None,
+        "replicate_interval": None,
         "keep_last": None,
         "keep_every": None,
         "async_save": False,
@@ -155,6 +156,7 @@ def _scoring_configs(
         "profile": False,
         "record_memory_history": False,
         "max_restarts": 0,
+        "spare_nodes": 0,
         "min_nodes": None,
     }
     if not attempt.phases:

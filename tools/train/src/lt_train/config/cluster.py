@@ -93,7 +93,9 @@ def local_cluster(device_type: str, world_size: int, nodes: int | None = None) -
     """
     if nodes is None:
         rank, node = rank_environment.find(), rank_environment.find_node()
-        nodes = max(1, world_size // rank.local_world_size) if rank else node.nodes if node else 1
+        started_nodes = max(1, world_size // rank.local_world_size) if rank else node.nodes if node else 1
+        # Spare nodes have no ranks.
+        nodes = next(count for count in range(started_nodes, 0, -1) if world_size % count == 0)
     ranks_per_node = world_size // nodes
     if device_type == device.CPU:
         return Cluster(Gpu("cpu", device.host_memory() // ranks_per_node, None), nodes, ranks_per_node)

@@ -82,7 +82,7 @@ def _not_triton(run: Run) -> Obstacles:
 
 def has_swiglu(model: Architecture) -> bool:
     """Return whether the MLP has a SiLU gate and no biases, as the kernels require."""
-    return model.family == "llama" and model.activation == "silu" and not model.add_bias_linear
+    return model.is_gated and model.activation == "silu" and not model.add_bias_linear
 
 
 def gemm_epilogue_obstacles(run: Run, capability: Capability) -> Obstacles:

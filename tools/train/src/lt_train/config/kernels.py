@@ -256,7 +256,7 @@ def _attention(run: Run, capability: Capability, failed: Failures) -> str:
 
 def is_plain_rms_norm(model: Architecture) -> bool:
     """Return whether the norms are RMSNorm times the weight, not times the weight plus one."""
-    return model.family == "llama" and not model.layernorm_zero_centered_gamma
+    return not model.has_layer_norm and not model.layernorm_zero_centered_gamma
 
 
 def _norm(run: Run) -> str:

@@ -39,7 +39,7 @@ ALIKE = (
 ALIKE_OF_DATA = (
     *("validation_names", "split", "eval_iters", "eval_interval", "reset_position_ids", "reset_attention_mask", "eod_mask_loss"),
 )
-ALIKE_OF_CHECKPOINTING = ("save", "save_interval", "async_save", "save_local_interval", "exit_interval")
+ALIKE_OF_CHECKPOINTING = ("save", "save_interval", "async_save", "save_local_interval", "exit_interval", "replicate_interval")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -16,16 +16,19 @@ import os
 import shutil
 import socket
 import stat
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from lt_shared.console import BadData, CannotCreate, note, warn
-from lt_shared.files import ownership, storage
+from lt_shared.files import leftovers, lock_holders, ownership, storage
 from lt_shared.files.local_files import creating, filling, set_mode, writing
 
 # This file in a directory that other users may rename shows whether two directories were exchanged.
 NAME = ".name"
 WITHOUT_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS)
+# Longer than the largest index takes. Correctness does not need the lock: a second process makes the same once more.
+LOCK_SECONDS, POLL_SECONDS = 1800.0, 0.1
 
 
 def make_once(directory: Path, name: str, make: Callable[[Path], None]) -> Path:
@@ -73,16 +76,9 @@ def _reason_for_distrust(target: Path, name: str) -> str | None:
         reason = ownership.reason_for_distrust(os.lstat(target), target.parent)
     except (FileNotFoundError, NotADirectoryError):
         return None
-    if reason is None and _can_be_renamed(target):
+    if reason is None and ownership.can_be_renamed(target):
         return None if _name_in(target) == name else "may have had another name"
     return reason
-
-
-def _can_be_renamed(target: Path) -> bool:
-    """Whether other users can rename entries of the directory, even entries that this user made."""
-    status = target.parent.stat()
-    is_sticky = status.st_mode & stat.S_ISVTX
-    return status.st_uid not in (0, os.geteuid()) or bool(status.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and not is_sticky)
 
 
 def _name_in(directory: Path) -> str | None:
@@ -96,13 +92,13 @@ def _make(target: Path, name: str, make: Callable[[Path], None], alone: bool) ->
     prefix = f".{target.name}.partial-"
     if alone:
         for abandoned in target.parent.glob(f"{prefix}*"):
-            shutil.rmtree(abandoned, ignore_errors=True)
+            leftovers.remove(abandoned)
     staging = target.parent / f"{prefix}{socket.gethostname()}-{os.getpid()}"
     shutil.rmtree(staging, ignore_errors=True)
     try:
         with creating(str(target)):
             staging.mkdir(mode=0o700)
-        if _can_be_renamed(target):
+        if ownership.can_be_renamed(target):
             storage.write_bytes(staging / NAME, name.encode())
         with filling(str(target)):
             make(staging)
@@ -148,20 +144,33 @@ def _lock(path: Path) -> Iterator[bool]:
         yield False
         return
     try:
-        is_ours = ownership.reason_for_distrust(os.fstat(descriptor), path.parent) is None
+        status = os.fstat(descriptor)
+        # Who may read a file can hold its lock: in a directory that is not sticky, others can put a file of this user here.
+        is_private = not status.st_mode & (stat.S_IRWXG | stat.S_IRWXO) or ownership.modes_are_not_kept(path.parent)
+        is_ours = is_private and ownership.reason_for_distrust(status, path.parent) is None
         yield is_ours and _wait_for_lock(descriptor, path)
     finally:
         os.close(descriptor)
 
 
 def _wait_for_lock(descriptor: int, path: Path) -> bool:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        note(f"{path.parent}: waiting for another process that makes {path.name[1:-5]}")
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-    except OSError as error:
-        if error.errno in WITHOUT_LOCKS:
+    """Return whether this process gets the lock: not after LOCK_SECONDS, because a process that hangs may hold it."""
+    deadline, is_told = time.monotonic() + LOCK_SECONDS, False
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        except BlockingIOError:
+            pass
+        except OSError as error:
+            if error.errno in WITHOUT_LOCKS:
+                return False
+            raise
+        holder = lock_holders.describe(descriptor)
+        if time.monotonic() >= deadline:
+            warn(f"{path.parent}: {holder} has held the lock of {path.name[1:-5]} for {LOCK_SECONDS:.0f} s: made here as well")
             return False
-        raise
-    return True
+        if not is_told:
+            note(f"{path.parent}: waiting for {holder}, which makes {path.name[1:-5]}")
+            is_told = True
+        time.sleep(POLL_SECONDS)

@@ -14,6 +14,7 @@ from typing import Any
 
 import click
 
+from lt_shared import console
 from lt_shared.console import BadData
 from lt_shared.credentials import covered
 from lt_train.config import credentials
@@ -103,7 +104,7 @@ def _literal(value: Any) -> str:
     if isinstance(value, list):
         return f"[{', '.join(map(_literal, value))}]"
     # JSON strings are valid TOML strings, except that TOML forbids an unescaped DEL.
-    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f") if isinstance(value, str) else repr(value)
+    return console.visible_json(json.dumps(value, ensure_ascii=False)) if isinstance(value, str) else repr(value)
 
 
 class Ledger:

@@ -6,6 +6,7 @@ import fcntl
 import os
 import shlex
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 from lt_shared import credentials
@@ -20,7 +21,7 @@ from lt_train.config.settings.data import Data, check_datasets
 from lt_train.config.settings.reporting import Reporting
 from lt_train.config.settings.streaming import Streaming
 from lt_train.data import remote_datasets
-from lt_train.launch import elastic_run, kept_files, rank_processes, worker
+from lt_train.launch import elastic_run, kept_files, rank_processes, spare_run, worker
 from lt_train.planner import memory_estimate
 from lt_train.planner.stage_work import PipelineWork
 from lt_train.preflight import check_runner
@@ -65,9 +66,9 @@ def launch(config: RunConfig, resolve: elastic_run.Resolve | None = None) -> int
     if rank_env and rank_env.is_mpi_on_one_machine:
         presence.wait_for_ranks(rank_env.rank, rank_env.world_size, rank_env.master_port, rank_env.launcher)
     _check_min_nodes(config.faults.min_nodes, rank_env, node)
-    if config.faults.max_restarts and (rank_env or node) and not config.faults.min_nodes:
+    if config.faults.max_restarts and rank_env:
         raise BadConfig(
-            "--max-restarts starts the ranks of one machine again, and a launcher has started this one",
+            f"--max-restarts starts the ranks of lt-train again, and {rank_env.launcher} has started this one",
             "give --max-restarts to torchrun, or put the job back into the queue (lt-train render slurm)",
         )
     is_first = not (rank_env.rank if rank_env else node.node_rank if node else 0)
@@ -95,6 +96,10 @@ def launch(config: RunConfig, resolve: elastic_run.Resolve | None = None) -> int
         stack.enter_context(_forward_stream_pipes(config.data.streaming, config.checkpointing, is_first))
         if config.faults.min_nodes and node and node.nodes > 1 and resolve:
             return _run_elastic(elastic_run.Nodes(node, config, resolve, prepare))
+        if config.faults.max_restarts and node and node.nodes > 1 and resolve:
+            nodes = elastic_run.Nodes(node, config, resolve, prepare)
+            open_directory = partial(_run_directory, config.checkpointing, config.data)
+            return _run_with_spares(spare_run.SpareNodes(nodes, config.faults.spare_nodes, open_directory))
         return LaunchedRun(config, is_first).run()
 
 
@@ -108,6 +113,16 @@ def _check_min_nodes(min_nodes: int | None, rank_env: RankEnvironment | None, no
     nodes = node.nodes if node else 1
     if (min_nodes or 1) > nodes:
         raise BadConfig(f"--min-nodes {min_nodes}, and the job has {nodes} node(s)", f"--min-nodes {max(1, nodes - 1)}")
+
+
+def _run_with_spares(nodes: spare_run.SpareNodes) -> int:
+    """Run this node's part of a run whose lost nodes and ranks are replaced. Return the exit code."""
+    with rank_processes.Ranks(has_spare=True) as ranks:
+        code = spare_run.run(nodes, ranks)
+        is_interrupted = ranks.is_interrupted and code == ExitCode.TRY_AGAIN
+    if is_interrupted and nodes.nodes.node.node_rank == 0:
+        _note_command(nodes.nodes.config.reporting)
+    return ExitCode.INTERRUPTED if is_interrupted else _exit_code_of_node(code)
 
 
 def _run_elastic(nodes: elastic_run.Nodes) -> int:

@@ -41,6 +41,7 @@ class Connection:
         self._socket = connected
         self._received = b""
         self.is_open = True
+        self.host: str = connected.getpeername()[0]
         connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         for name, value in KEEPALIVE.items():
             connected.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
@@ -111,6 +112,9 @@ class Leader:
         self.lost: dict[int, str] = {}
         """Nodes of the present attempt that are lost or leave, with their hosts."""
 
+    number = 0
+    """The number of the node that leads."""
+
     def __enter__(self) -> Self:
         return self
 
@@ -147,7 +151,7 @@ class Leader:
 
     def _admit(self, connection: Connection, greeting: dict[str, Any]) -> None:
         node, host = greeting.get("node"), str(greeting.get("host"))[:64]
-        if not (isinstance(node, int) and 0 < node < self._nodes):
+        if not (isinstance(node, int) and 0 <= node < self._nodes and node != self.number):
             reason = f"the run has nodes 1 to {self._nodes - 1} beside the first one, and {host} is number {node}"
         elif greeting.get("settings") != self._settings:
             reason = f"{host} has other settings than the first node"

@@ -17,15 +17,17 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
-from typing import Self
+from typing import Any, Self
 
 from lt_shared.console import ExitCode, Terminated, ToolError, note
-from lt_train.launch.control import Control
+from lt_train.launch.control import STORED_VARIABLE, Control
+from lt_train.launch.copy_exchange import CopySender
+from lt_train.launch.kept_copies import KeptCopies
 from lt_train.process import rank_environment, signals, start_clock
 from lt_train.process.ports import free_port
 from lt_train.process.private_directory import private_directory
 from lt_train.process.process_lifetime import PARENT_VARIABLE
-from lt_train.process.rank_environment import Node
+from lt_train.process.rank_environment import Node, format_ranks
 from lt_train.process.restart_policy import NEXT_PHASE
 
 Process = subprocess.Popen[bytes]
@@ -48,28 +50,36 @@ class Ranks:
     """The ranks of this node. A context, which ends all ranks.
 
     With `has_spare`, the surviving ranks continue after a rank's death, and a spare process replaces it
-    (`lt_train.launch.control`).
+    (`lt_train.launch.control`). `copies` holds the copies of the ranks' states.
     """
 
     def __init__(self, has_spare: bool):
         self._has_spare = has_spare
         self._stack = contextlib.ExitStack()
         self._processes: list[Process] = []
-        self._spare: Process | None = None
+        # Spare processes by number. No number is used twice.
+        self._spares: dict[int, Process] = {}
+        self._spares_started = 0
         self._attempts = 0
+        self._sending = contextlib.ExitStack()
+        # The step of the copies that the present attempt restores, 0 for none.
+        self._stored_step = 0
+        self.copies = KeptCopies()
         self.signalled: int | None = None
         """The first signal that asked the run to save and end."""
 
     def __enter__(self) -> Self:
         self._directory = self._stack.enter_context(private_directory())
-        self._control = Control(self._directory / "control") if self._has_spare else None
+        self._control = Control(self._directory / "control", self.copies) if self._has_spare else None
         self._stack.callback(self.stop)
         return self
 
     def __exit__(self, *error: object) -> None:
         self._stack.close()
+        self._sending.close()
         if self._control:
             self._control.close()
+        self.copies.close()
 
     @property
     def regroup_file(self) -> Path:
@@ -81,33 +91,72 @@ class Ranks:
         return self.signalled == signal.SIGINT
 
     def run(
-        self, run_config: str, world_size: int, saves: bool, node: Node | None = None, watch: Callable[[], None] = lambda: None
+        self,
+        run_config: str,
+        world_size: int,
+        saves: bool,
+        node: Node | None = None,
+        watch: Callable[[], None] = lambda: None,
+        stored_step: int | None = None,
     ) -> int:
         """Start this node's ranks, or replace the dead rank, and wait for them.
 
         `run_config` is the run's configuration in JSON. With `saves`, the first signal lets the ranks save and end. `node` is by
         default the node that the environment describes. `watch` is called again and again; an error that it raises ends the wait,
-        and the ranks go on until `stop`.
+        and the ranks go on until `stop`. `stored_step` is the step of the copies that the ranks restore, by default the newest
+        step of which this node has all.
 
         Returns the exit code of the first rank that fails, or 0. Raises RankKilled if a signal ended a rank; the ranks report
         other failures themselves.
         """
+        config_file = self._begin_attempt(run_config)
+        node = node or rank_environment.find_node() or Node(0, 1, None, rank_environment.LOOPBACK, free_port(), "lt-train")
+        if stored_step is None:
+            stored_step = self.copies.newest_common(range(world_size))
+            self.copies.retain(stored_step)
+        self._stored_step = stored_step
+        local_world_size = world_size // node.nodes
+        if not self._continue(config_file, node, local_world_size):
+            self.stop()
+            # Signals stay blocked in a rank until the rank listens to them.
+            with signals.hold_back_signals():
+                for local_rank in range(local_world_size):
+                    variables = node.rank_environment(local_rank, local_world_size).variables()
+                    self._processes.append(self._start(config_file, variables))
+        self._pass_on_signals(saves)
+        self._start_spares(config_file, 1)
+        return self._wait(node.node_rank * len(self._processes), watch)
+
+    def _begin_attempt(self, run_config: str) -> str:
         self._attempts += 1
         self.regroup_file.unlink(missing_ok=True)
         config_file = self._directory / f"run_config-{self._attempts}.json"
         config_file.write_text(run_config)
-        node = node or rank_environment.find_node() or Node(0, 1, None, rank_environment.LOOPBACK, free_port(), "lt-train")
-        if not self._replace(config_file, node.master_port):
-            self.stop()
-            # Signals stay blocked in a rank until the rank listens to them.
-            with signals.hold_back_signals():
-                local_world_size = world_size // node.nodes
-                for local_rank in range(local_world_size):
-                    variables = node.rank_environment(local_rank, local_world_size).variables()
-                    self._processes.append(self._start(str(config_file), variables))
-                self._pass_on_signals(saves)
-        self._start_spare(str(config_file))
-        return self._wait(node.node_rank * len(self._processes), watch)
+        return str(config_file)
+
+    def stand_by(self, run_config: str, count: int) -> None:
+        """Start `count` spare processes for ranks that other nodes may lose."""
+        self._start_spares(self._begin_attempt(run_config), count)
+        self._pass_on_signals(saves=True)
+
+    def hold(self) -> None:
+        """Let the ranks wait for the next attempt instead of ending when they lose their connections."""
+        if self._control:
+            self._control.hold(self._live_ranks)
+
+    def poll(self) -> None:
+        """Read the messages of ranks that wait."""
+        if self._control:
+            self._control.poll()
+
+    def send_copies_to(self, place: list[Any] | None, secret: bytes) -> None:
+        """Send each later copy of this node's ranks to the launcher at `place`, a host and a port. None: to no launcher."""
+        self._sending.close()
+        if self._control is None or place is None:
+            return
+        host, port = place
+        sender = self._sending.enter_context(CopySender(self.copies, secret, host, int(port), self._control.say_safe))
+        self._control.send_copy = sender.send
 
     def _pass_on_signals(self, saves: bool) -> None:
         """Pass on the first signal to the ranks, which save and end. The second signal raises `Terminated`, which ends all."""
@@ -128,26 +177,48 @@ class Ranks:
         environment = {**os.environ, **variables, **began, PARENT_VARIABLE: str(os.getpid())}
         environment[signals.REGROUP_VARIABLE] = str(self.regroup_file)
         if self._control:
-            environment |= self._control.variables
+            environment |= self._control.variables | {STORED_VARIABLE: str(self._stored_step)}
         command = [sys.executable, "-P", "-m", "lt_train.launch.worker", config_file, *options]
         return subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, start_new_session=True)
 
-    def _start_spare(self, config_file: str) -> None:
+    def _start_spares(self, config_file: str, count: int) -> None:
         if self._control:
             with signals.hold_back_signals():
-                self._spare = self._start(config_file, {}, "--spare")
+                while len(self._spares) < count:
+                    number = self._spares_started
+                    self._spares_started += 1
+                    self._spares[number] = self._start(config_file, {}, "--spare", str(number))
 
-    def _replace(self, config_file: Path, port: int) -> bool:
-        """Replace the dead rank by the spare, if all other ranks can continue in their processes. Returns whether it worked."""
-        dead = [rank for rank, process in enumerate(self._processes) if process.poll() is not None]
-        if self._control is None or self._spare is None or len(dead) != 1:
+    @property
+    def _live_ranks(self) -> list[int]:
+        return [rank for rank, process in enumerate(self._processes) if process.poll() is None]
+
+    def _continue(self, config_file: str, node: Node, local_world_size: int) -> bool:
+        """Let the live ranks begin again, and spare processes in place of the other ranks. Returns whether it worked."""
+        live_ranks = self._live_ranks
+        missing_ranks = [rank for rank in range(local_world_size) if rank not in live_ranks]
+        if self._control is None or len(missing_ranks) > len(self._spares) or not (live_ranks or self._spares):
             return False
-        (replaced,), live_ranks = dead, [rank for rank in range(len(self._processes)) if rank not in dead]
-        self._control.forget(replaced)
-        if not self._control.are_ready(live_ranks) or not self._control.begin(live_ranks, replaced, str(config_file), port):
+        for rank in missing_ranks:
+            self._control.forget(rank)
+        spares = dict(zip(missing_ranks, self._spares, strict=False))
+        attempts = {
+            rank: {
+                "config": config_file,
+                "stored": self._stored_step,
+                "variables": node.rank_environment(rank, local_world_size).variables(),
+            }
+            for rank in range(local_world_size)
+        }
+        if not self._control.are_ready(live_ranks) or not self._control.begin(attempts, spares):
             return False
-        self._processes[replaced], self._spare = self._spare, None
-        note(f"the other ranks go on in their processes, and a spare one is rank {replaced}")
+        processes = dict(enumerate(self._processes)) | {rank: self._spares.pop(number) for rank, number in spares.items()}
+        self._processes = [processes[rank] for rank in range(local_world_size)]
+        numbers = [node.node_rank * local_world_size + rank for rank in missing_ranks]
+        if len(numbers) == 1:
+            note(f"the other ranks go on in their processes, and a spare one is rank {numbers[0]}")
+        elif numbers:
+            note(f"spare processes are the ranks {format_ranks(numbers)}, and the ranks of other nodes go on in theirs")
         return True
 
     def _wait(self, first: int, watch: Callable[[], None]) -> int:
@@ -161,7 +232,7 @@ class Ranks:
         worst: int = ExitCode.OK
         while running:
             watch()
-            hung |= self._end_suspects(running)
+            hung |= self._end_suspects(running, first)
             for rank in sorted(running):
                 code = self._processes[rank].poll()
                 if code is None:
@@ -174,27 +245,29 @@ class Ranks:
                     return code
                 worst = max(worst, code)
                 running.discard(rank)
-            time.sleep(POLL_SECONDS)
+            if self._control:
+                self._control.poll(POLL_SECONDS)
+            else:
+                time.sleep(POLL_SECONDS)
         return worst
 
-    def _end_suspects(self, running: set[int]) -> set[int]:
+    def _end_suspects(self, running: set[int], first: int) -> set[int]:
         """Kill the ranks that other ranks report as hung, so that they can be replaced."""
-        suspects = running & set(self._control.suspects() if self._control else ())
+        suspects = running & {rank - first for rank in (self._control.suspects() if self._control else ())}
         for rank in suspects:
             self._processes[rank].kill()
         return suspects
 
     def stop(self) -> None:
         """Kill the remaining ranks, all at once, because a process with much GPU memory takes seconds to end."""
-        running = [process for process in (*self._processes, *([self._spare] if self._spare else [])) if process.poll() is None]
+        running = [process for process in (*self._processes, *self._spares.values()) if process.poll() is None]
         for process in running:
             process.kill()
         for process in running:
             process.wait()
         if self._control:
-            for rank in (None, *range(len(self._processes))):
-                self._control.forget(rank)
-        self._spare = None
+            self._control.forget_all()
+        self._spares.clear()
         self._processes.clear()
 
 

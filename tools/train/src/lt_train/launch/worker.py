@@ -16,6 +16,7 @@ import click
 
 from lt_shared import console
 from lt_shared.console import BadConfig, ExitCode
+from lt_train.checkpoint.memory import keeper
 from lt_train.checkpoint.shards import writer_process
 from lt_train.config.run_config import RunConfig
 from lt_train.config.settings.memory import Memory
@@ -33,24 +34,24 @@ from lt_train.process.start_clock import clock
 
 @click.command(cls=console.Command)
 @click.argument("config_file", type=click.Path(dir_okay=False))
-@click.option("--spare", is_flag=True, help="Wait to take the place of a rank that dies.")
-def command(config_file: str, spare: bool) -> int:
+@click.option("--spare", type=int, help="Wait, as the spare process with this number, to take the place of a rank that dies.")
+def command(config_file: str, spare: int | None) -> int:
     """Run one rank of the run that CONFIG_FILE configures."""
     process_lifetime.die_with_launcher()
     clock.begin()
     config = RunConfig.from_json(Path(config_file).read_text())
     clock.lap("interpreter")
-    if spare:
-        return _stand_by(config, _connect(config.parallelism.device, None))
+    if spare is not None:
+        return _stand_by(config, _connect(config.parallelism.device, -1 - spare))
     rank_env = rank_environment.find()
     if rank_env is None:
         raise BadConfig("no rank in the environment", "start lt-train, which starts its own ranks")
-    control = _connect(config.parallelism.device, rank_env.rank) if VARIABLE in os.environ else None
+    control = _connect(config.parallelism.device, rank_env.local_rank) if VARIABLE in os.environ else None
     return start(config, rank_env, control)
 
 
-def _connect(device_type: str, rank: int | None) -> Controlled:
-    """Connect to the launcher, which may interrupt this process through the connection."""
+def _connect(device_type: str, rank: int) -> Controlled:
+    """Connect to the launcher, which may interrupt this process through the connection. `rank` as in `Controlled`."""
     from lt_train.process import device, interruption
 
     device.outlive_aborted_collectives(device_type)
@@ -62,6 +63,7 @@ def _connect(device_type: str, rank: int | None) -> Controlled:
 
     control = Controlled(os.environ[VARIABLE], rank, interrupt)
     interruption.allow(control.suspect)
+    keeper.use(control)
     return control
 
 
@@ -76,10 +78,13 @@ def _stand_by(config: RunConfig, control: Controlled) -> int:
     # A GPU context takes memory from the rank on that GPU. So it is made only when the rank to replace is known.
     prepared = device.prepare(device.CPU, any_rank) if config.parallelism.device == device.CPU else None
     _import_run(config.scoring)
+    if prepared is not None:
+        # torch imports it in the first step, for half a second, although nothing is compiled on a CPU.
+        import torch._dynamo.convert_frame  # noqa: F401
     attempt = control.wait_for_attempt()
     if attempt is None:
         return ExitCode.OK
-    config, rank_env = _begin_attempt(attempt, ranks)
+    config, rank_env = _begin_attempt(attempt)
     prepared = prepared or device.prepare(config.parallelism.device, rank_env)
     clock.lap("device")
     return start(config, rank_env, control, prepared)
@@ -122,7 +127,7 @@ def start(config: RunConfig, rank_env: RankEnvironment, control: Controlled | No
         if attempt is None:
             return ExitCode.IO
         interruption.clear()
-        config, rank_env = _begin_attempt(attempt, rank_env.local_world_size)
+        config, rank_env = _begin_attempt(attempt)
 
 
 def _import_run(scores: Scoring | None) -> Callable[..., int]:
@@ -136,12 +141,11 @@ def _import_run(scores: Scoring | None) -> Callable[..., int]:
     return scoring.score if scores else training_run.train
 
 
-def _begin_attempt(attempt: dict[str, Any], ranks: int) -> tuple[RunConfig, RankEnvironment]:
+def _begin_attempt(attempt: dict[str, Any]) -> tuple[RunConfig, RankEnvironment]:
     """Return the configuration and the rank of the launcher's next attempt, and set the rank in this process's environment."""
     clock.begin_again()
-    rank = attempt["rank"]
-    rank_env = RankEnvironment(rank, rank, ranks, ranks, rank_environment.LOOPBACK, attempt["port"], "lt-train")
-    os.environ.update(rank_env.variables())
+    os.environ.update(attempt["variables"])
+    rank_env = RankEnvironment.from_variables(attempt["variables"])
     return RunConfig.from_json(Path(attempt["config"]).read_text()), rank_env
 
 

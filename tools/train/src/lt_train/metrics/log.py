@@ -18,7 +18,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from lt_shared.console import Progress, Verbosity, verbosity, warn
+from lt_shared.console import Progress, Verbosity, verbosity, visible, warn
 from lt_shared.contracts import manifest, run_log
 from lt_shared.contracts.recovery_notes import LocalCheckpoint, Nodes, Recovery, Started
 from lt_shared.contracts.run_log import Evaluation, Step
@@ -105,7 +105,7 @@ class Log:
             if self._progress:
                 self._progress.print(text)
             else:
-                sys.stderr.write(text + "\n")
+                sys.stderr.write(visible(text) + "\n")
                 sys.stderr.flush()
 
     def arguments(self, arguments: dict[str, Any]) -> None:

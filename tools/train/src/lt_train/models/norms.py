@@ -32,6 +32,13 @@ class CompiledLayerNorm(torch.nn.LayerNorm):
         return compiled(layer_norm)(input, self.normalized_shape, self.weight, self.bias, self.eps)
 
 
+class ZeroCentredLayerNorm(torch.nn.LayerNorm):
+    """LayerNorm times 1 + weight (Nemotron)."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return compiled(_zero_centred_layer_norm)(input, self.normalized_shape, self.weight, self.bias, self.eps)
+
+
 class SummingRMSNorm(torch.nn.RMSNorm):
     """Add to the residual stream and normalize the sum in one kernel (`lt_train.kernels.rms_norm`)."""
 
@@ -54,6 +61,10 @@ class LastRMSNorm(SummingRMSNorm):
 def _zero_centred(x: Tensor, shape: tuple[int, ...], weight: Tensor, eps: float) -> Tensor:
     # 1 + weight in float32, as in transformers: bfloat16 would lose the bits of the weight below 2^-8.
     return rms_norm(x.float(), shape, 1.0 + weight.float(), eps).type_as(x)
+
+
+def _zero_centred_layer_norm(x: Tensor, shape: tuple[int, ...], weight: Tensor, bias: Tensor, eps: float) -> Tensor:
+    return layer_norm(x.float(), shape, 1.0 + weight.float(), bias.float(), eps).type_as(x)
 
 
 @functools.cache
@@ -85,7 +96,7 @@ def _build(kind: Any, config: TransformerConfig, size: int, eps: float) -> Any:
 
 def _norm_class(config: TransformerConfig) -> Any:
     if config.normalization != "RMSNorm":
-        return CompiledLayerNorm
+        return ZeroCentredLayerNorm if config.layernorm_zero_centered_gamma else CompiledLayerNorm
     return ZeroCentredRMSNorm if config.layernorm_zero_centered_gamma else CompiledRMSNorm
 
 

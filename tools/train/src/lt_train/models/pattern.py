@@ -27,7 +27,7 @@ from lt_train.models.mixers.core_attention import CausalAttention
 from lt_train.models.mixers.flash_attention import FlashAttention
 from lt_train.models.mixers.latent_attention import LatentAttention
 from lt_train.models.mlps.grouped_experts import GroupedExperts
-from lt_train.models.mlps.mlp import MLP, Activation, GatedGemmMLP, swiglu_kernel, torch_activation
+from lt_train.models.mlps.mlp import MLP, Activation, GatedGemmMLP, GatedSharedExperts, swiglu_kernel, torch_activation
 from lt_train.models.mlps.moe import DispatchingMoE, ExchangingMoE, LocalMoE, MoE
 from lt_train.models.mlps.router import Router
 from lt_train.models.mlps.sequential_experts import sequential_experts
@@ -131,10 +131,12 @@ class Pattern:
 
     def _attention(self, number: int) -> Attention:
         window = self.architecture.window(number - 1)
-        angles = self.local_angles if window is not None else None
-        scale = self.architecture.softmax_scale if angles is not None else rope.score_scale(self.architecture)
+        angles, rotates = self.local_angles if window is not None else None, self.architecture.rotates(number - 1)
+        # The scale of the scores contains the factor of YaRN, which layers without the model's angles do not have.
+        is_unscaled = angles is not None or not rotates
+        scale = self.architecture.softmax_scale if is_unscaled else rope.score_scale(self.architecture)
         core, by_kernel = self._core_attention(number, scale), self.kernels.rope == TRITON
-        return Attention(self.config, self.architecture, self.linears, core, angles, by_kernel)
+        return Attention(self.config, self.architecture, self.linears, core, angles, rotates, by_kernel)
 
     def _latent_attention(self, number: int) -> LatentAttention:
         core = self._core_attention(number, latent_attention.score_scale(self.architecture))
@@ -176,7 +178,8 @@ class Pattern:
         else:
             experts = GroupedExperts(config, count, groups, operations)
         width = config.moe_shared_expert_intermediate_size
-        shared = None if width is None else MLP(config, self.linears, width, torch_activation(config))
+        shared_kind = GatedSharedExperts if config.moe_shared_expert_gate else MLP
+        shared = None if width is None else shared_kind(config, self.linears, width, torch_activation(config))
         kind = DispatchingMoE
         if operations is not None:
             kind = LocalMoE if ranks == 1 else ExchangingMoE if self.experts.exchanges else DispatchingMoE

@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from megatron.core.activations import squared_relu
 from megatron.core.fusions.fused_bias_geglu import quick_gelu
 from megatron.core.transformer import TransformerConfig
 
@@ -61,7 +62,7 @@ def _sizes(architecture: Architecture) -> dict[str, Any]:
 
 def _norms(architecture: Architecture) -> dict[str, Any]:
     return {
-        "normalization": "RMSNorm" if architecture.family == "llama" else "LayerNorm",
+        "normalization": "LayerNorm" if architecture.has_layer_norm else "RMSNorm",
         "layernorm_epsilon": architecture.norm_epsilon,
         "layernorm_zero_centered_gamma": architecture.layernorm_zero_centered_gamma,
         "qk_layernorm": architecture.qk_layernorm,
@@ -83,13 +84,16 @@ def _attention(architecture: Architecture, seq_length: int) -> dict[str, Any]:
 
 
 def _mlp(architecture: Architecture, on_cpu: bool) -> dict[str, Any]:
-    is_llama = architecture.family == "llama"
-    fields = {"gated_linear_unit": is_llama, "add_bias_linear": architecture.add_bias_linear or not is_llama}
+    is_gated, has_biases = architecture.is_gated, architecture.add_bias_linear or architecture.family == "gpt"
+    fields = {"gated_linear_unit": is_gated, "add_bias_linear": has_biases}
     if architecture.activation == "clamped_swiglu":
         # Not fused, because megatron-core's kernel clamps before it adds the bias.
         offset_and_limit = {"glu_linear_offset": 1.0, "activation_func_clamp_value": CLAMPED_SWIGLU_LIMIT}
         return {**fields, "activation_func": quick_gelu, **offset_and_limit, "bias_activation_fusion": False}
-    is_silu = is_llama and architecture.activation == "silu"
+    if architecture.activation == "relu2":
+        # megatron-core has no kernel that adds a bias to it.
+        return {**fields, "activation_func": squared_relu, "bias_activation_fusion": False}
+    is_silu = is_gated and architecture.activation == "silu"
     activation = torch.nn.functional.silu if is_silu else _gelu(on_cpu)
     return {**fields, "activation_func": activation, "bias_activation_fusion": not on_cpu}
 
@@ -111,6 +115,7 @@ def _experts(architecture: Architecture, layers: Layers, routing: Routing) -> di
         "num_moe_experts": architecture.num_experts,
         "moe_ffn_hidden_size": architecture.expert_size,
         "moe_shared_expert_intermediate_size": architecture.moe_shared_expert_intermediate_size,
+        "moe_shared_expert_gate": architecture.moe_shared_expert_gate,
         # A list makes megatron-core store every layer under its own key.
         "moe_layer_freq": [0] * dense + [1] * moe_layers if dense else 1,
         "moe_router_topk": architecture.moe_router_topk,

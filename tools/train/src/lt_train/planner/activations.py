@@ -105,8 +105,8 @@ class Activations:
 
         SwiGLU keeps its two inputs, the SiLU of the gate, and the product.
         """
-        llama = self.model.family == "llama"
-        count = (3 if llama and self.fuses_layers else 4) if llama else 2
+        is_gated = self.model.is_gated
+        count = (3 if is_gated and self.fuses_layers else 4) if is_gated else 2
         is_recomputed = self.recompute is not None and SWIGLU in self.recompute.modules
         return self.model.expert_size * (count - is_recomputed)
 
@@ -155,7 +155,7 @@ class Activations:
         if not parallel.defers_weight_gradients:
             return 0
         waiting = min(self.micro_batches, pipeline_rank + 1)
-        gate_up = 2 if model.family == "llama" else 1
+        gate_up = 2 if model.is_gated else 1
         mlp_width = (gate_up + 1) * model.expert_size + (2 * model.hidden_size if model.num_experts else 0)
         mlp_width *= model.moe_router_topk if model.num_experts else 1
         mlp_width += (gate_up + 1) * (model.moe_shared_expert_intermediate_size or 0) if model.num_experts else 0

@@ -8,6 +8,9 @@ from lt_train.config.settings.checkpointing import Checkpointing
 from lt_train.config.settings.optimization import Optimization
 from lt_train.config.settings.precision import Precision
 
+# Copies of a rank's state in a node's memory: the newest, and the previous one until the newest is on all nodes.
+COPIES = 2
+
 
 def parameter_bytes(precision: Precision, optimization: Optimization, checkpointing: Checkpointing) -> tuple[int, int]:
     """Return the saved bytes of a parameter: its weight, and the optimizer state if saved.
@@ -17,6 +20,19 @@ def parameter_bytes(precision: Precision, optimization: Optimization, checkpoint
     weight, state = (2, 12) if precision.half else (4, 8)
     state += 0 if optimization.ema_decay is None else 4
     return weight, 0 if checkpointing.no_save_optim else state
+
+
+def memory_copies_bytes(config: RunConfig, nodes: int) -> int:
+    """Return the bytes of host memory that --replicate-interval takes on each node.
+
+    A rank's copy has the float32 weights that it updates, two moments and, with --ema-decay, the average. A node has the last two
+    copies of its ranks and, if there are several nodes, of a second node's ranks.
+    """
+    parameters = config.architecture.parameters(config.padded_vocab_size)
+    rank_groups = 1 if config.shards_optimizer else config.parallelism.data
+    copies = COPIES if nodes == 1 else 2 * COPIES
+    parameter_bytes = 12 if config.optimization.ema_decay is None else 16
+    return copies * parameters * parameter_bytes * rank_groups // nodes
 
 
 @dataclasses.dataclass(frozen=True)

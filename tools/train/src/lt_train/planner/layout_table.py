@@ -79,6 +79,7 @@ def table(choice: Choice) -> str:
         *(("why" if number == 0 else "", reason) for number, reason in enumerate(choice.reasons)),
         ("memory", run_table.memory_row(best.estimate, cluster)),
         *_stage_rows(best),
+        *(("copies", row) for row in run_table.copies_rows(best.config, cluster.nodes)),
         *(("instead", f"{_summary(other)}, waste of about {other.waste:.0%}") for other in choice.alternatives[:SHOWN]),
         ("options", " ".join(best.flags) or "none: these are the defaults"),
     ]

@@ -21,6 +21,7 @@ import socket
 import time
 import zlib
 from collections.abc import Mapping, Sequence
+from typing import Self
 
 from lt_shared.console import BadConfig, Unavailable
 from lt_train.process.launchers import job_identity, job_nodes
@@ -66,6 +67,13 @@ class RankEnvironment:
     master_address: str
     master_port: int
     launcher: str
+
+    @classmethod
+    def from_variables(cls, variables: Mapping[str, str]) -> Self:
+        """Return the rank that lt-train describes with the result of `variables`."""
+        names = ("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "WORLD_SIZE", "MASTER_PORT")
+        rank, local_rank, local_world_size, world_size, port = (int(variables[name]) for name in names)
+        return cls(rank, local_rank, local_world_size, world_size, variables["MASTER_ADDR"], port, "lt-train")
 
     @property
     def is_mpi_on_one_machine(self) -> bool:

@@ -8,12 +8,12 @@ import errno
 import io
 import json
 import os
-import shutil
 import stat
 from pathlib import Path
 from typing import Any, Self
 
 from lt_shared.console import CannotCreate, IoFailure
+from lt_shared.files import leftovers
 
 # Errors of a write that exceeds the disk, the quota, or the file size limit.
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -128,4 +128,4 @@ def find_abandoned(run: Path) -> list[Path]:
 def delete_abandoned(run: Path) -> None:
     """Delete the partial checkpoints of killed attempts. The caller holds the lock."""
     for directory in find_abandoned(run):
-        shutil.rmtree(directory, ignore_errors=True)
+        leftovers.remove(directory)

@@ -11,8 +11,6 @@ import statistics
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import click
-
 from lt_shared import console
 from lt_shared.console import BadConfig
 from lt_shared.contracts.manifest import Checkpoint
@@ -77,7 +75,7 @@ class Measurement(Log):
         if self.as_json:
             console.print_json(result)
         else:
-            click.echo(table(result))
+            console.print_text(table(result))
 
 
 def summary(config: RunConfig, device_name: str, steps: list[Measured], software: dict[str, Any]) -> dict[str, Any]:

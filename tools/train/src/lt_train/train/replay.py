@@ -11,8 +11,6 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-import click
-
 from lt_shared import console
 from lt_shared.console import ExitCode, NoInput, warn
 from lt_shared.contracts.manifest import Checkpoint
@@ -94,7 +92,7 @@ class Comparison(Log):
         if self.replay.as_json:
             console.print_json(result)
         else:
-            click.echo(console.visible(describe(self.replay, result, self.compared)))
+            console.print_text(describe(self.replay, result, self.compared))
         return ExitCode.OK if result["agrees"] else ExitCode.FOUND
 
 

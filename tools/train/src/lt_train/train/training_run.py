@@ -18,7 +18,8 @@ from lt_shared.contracts.run_log import CheckpointLoaded
 from lt_train.checkpoint import starting_point, training_state
 from lt_train.checkpoint.local.copies import LocalCopies
 from lt_train.checkpoint.local.local_saver import LocalSaver
-from lt_train.checkpoint.local.unused import UnusedCopies
+from lt_train.checkpoint.local.unused import UnusedCopies, resumed_iteration
+from lt_train.checkpoint.memory import stored_start
 from lt_train.checkpoint.saver import Saver
 from lt_train.checkpoint.training_state import TrainingState
 from lt_train.config import megatron_arguments, optional_packages
@@ -55,6 +56,7 @@ from lt_train.train.hooks.anomalies import Anomalies, AnomalyCheck
 from lt_train.train.hooks.checkpoints import Checkpoints, LocalCheckpoints
 from lt_train.train.hooks.evaluation import Evaluation
 from lt_train.train.hooks.hook import Hook
+from lt_train.train.hooks.memory_copies import MemoryCopies
 from lt_train.train.hooks.phases import Phases
 from lt_train.train.hooks.profile import Profile
 from lt_train.train.hooks.progress import Progress
@@ -99,8 +101,9 @@ def _train(config: RunConfig, rank_environment: RankEnvironment, rank_device: to
         LocalCopies(config.checkpointing, config.faults.timeout_seconds, rank_device) if config.checkpointing.save_local else None
     )
     unused = None if copies else UnusedCopies(config.checkpointing)
+    stored_step = stored_start.agree(config.checkpointing, rank_device)
     if copies:
-        config = starting_point.fetch_start(copies.choose_start(config), ranks_decide=False)
+        config = starting_point.fetch_start(copies.choose_start(config, stored_step), ranks_decide=False)
         start = config.checkpointing.start
     chosen = trials.choose_kernels(is_first)
     model_parallel_cuda_manual_seed(config.seed)
@@ -122,7 +125,11 @@ def _train(config: RunConfig, rank_environment: RankEnvironment, rank_device: to
             state.average = WeightAverage(optimization.ema_decay, state.optimizer, chunks)
         clock.lap("optimizer")
         resumed = config
-        if start is not None:
+        if stored_step > resumed_iteration(config.checkpointing):
+            stored_start.restore(stored_step, state, rank_device)
+            resumed = config.continued(state.iteration, state.consumed_samples)
+            log.line(CheckpointLoaded(state.iteration, stored_start.PLACE, _now()).format())
+        elif start is not None:
             log.line(clock.starting(f"loading {start}").format(_now()), ())
             watchdog = Watchdog(config.faults.timeout_seconds, rank_environment, config.checkpointing.directory)
             with watchdog, watchdog.slow():
@@ -215,7 +222,10 @@ class Run:
         self.arrivals = Arrivals(config.data, vocab_size, settings, self.data.training, streams, rank_environment.rank)
         self.saver = Saver(config, chosen, state, rank_device, log, self.arrivals)
         self.local_saver = LocalSaver(self.saver, copies) if copies else None
-        self.stepper.before_update = self.saver.hold_back_update
+        self.copier = stored_start.copier(
+            state, settings, rank_device, rank_environment.world_size // rank_environment.local_world_size
+        )
+        self.stepper.before_update = self._hold_back_update
         self.stepper.check.tell = log.failure
         devices, device_name = parallelism.world_size, device.name(rank_device)
         self.speedometer = Speedometer(config.architecture, batches, config.precision, devices, device_name)
@@ -240,7 +250,7 @@ class Run:
             config.batches.train_iters,
             self.hooks(after_first_step, profiler),
         )
-        with self.saver, self.local_saver or contextlib.nullcontext(), self.watchdog:
+        with self.saver, self.local_saver or contextlib.nullcontext(), self.copier or contextlib.nullcontext(), self.watchdog:
             stop = trainer.run(lambda number: agreement.reduce_maximum(number, self.device))
         trainer.finish(stop)
         if stop:
@@ -250,6 +260,12 @@ class Run:
         else:
             self.log.end()
         return stop
+
+    def _hold_back_update(self) -> None:
+        """Order the update after the copies of weights and optimizer state that are being made."""
+        self.saver.hold_back_update()
+        if self.copier:
+            self.copier.hold_back()
 
     def _batches(self, last_step: int) -> Iterator[Batch]:
         assert self.data.training
@@ -275,6 +291,8 @@ class Run:
         hooks.append(checkpoints)
         if self.local_saver and self.copies:
             hooks.append(LocalCheckpoints(self.local_saver, self.copies, checkpoints, state, watchdog))
+        if self.copier:
+            hooks.append(MemoryCopies(self.copier, state, config.checkpointing.replicate_interval or 0, log))
         return hooks
 
     def _evaluation(self) -> Evaluation:
@@ -282,7 +300,7 @@ class Run:
         return Evaluation(
             *(self.data.validation, self.data.test, batches_of, settings.eval_interval, settings.eval_iters),
             *(self.config.batches.train_iters, self.state, self.forward_backward, self.log, self.watchdog),
-            self.saver.hold_back_update,
+            self._hold_back_update,
         )
 
 

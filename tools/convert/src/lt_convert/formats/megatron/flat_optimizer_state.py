@@ -68,7 +68,7 @@ def read(
     order = parameter_order.of_model(model, table, bool(arguments.get("moe_grouped_gemm")), sizes)
     dtypes = {name: weights[canonical].dtype for name, canonical in order.canonical.items()}
     by_kind = _Reader(buffers, order, sizes, dtypes, model, origin).parameters()
-    gated = model.architecture.family == "llama"
+    gated = model.architecture.is_gated
     family = families.family_of(model.architecture)
     return {
         kind: family.to_canonical(

@@ -95,7 +95,7 @@ def open_source(directory: str, files: Files) -> Source:
     run = directory.rpartition("/")[0] or "."
     architecture = megatron_args.architecture(arguments, first.path, run.rsplit("/", 1)[-1])
     is_local = not any(_ENGINE_NAME.fullmatch(name) for chunk in first.model_chunks() for name in chunk)
-    tensors = _model_tensors(ranks, architecture.family == "llama", is_local)
+    tensors = _model_tensors(ranks, architecture.is_gated, is_local)
     if EMBEDDING not in tensors:
         raise BadData(f"{directory}: has no {EMBEDDING}: not a checkpoint of megatron-core's GPTModel")
     table = MEGATRON_LOCAL if is_local else MEGATRON_TE
@@ -231,7 +231,7 @@ def outputs(target: Target) -> list[OutputFile]:
     if architecture.tie_embeddings and parallel.pipeline_parallel_size > 1:
         tensors[OUTPUT] = tensors[EMBEDDING]
     stages = parallel.virtual_pipeline_parallel_size or 1
-    by_rank = _tensors_by_rank(tensors, architecture.num_layers, parallel, architecture.family == "llama", table)
+    by_rank = _tensors_by_rank(tensors, architecture.num_layers, parallel, architecture.is_gated, table)
     multiple = _divisible_by(model, parallel.tensor_parallel_size)
     if multiple != VOCAB_MULTIPLE:
         warn(f"the vocabulary has {model.padded_vocab_size} rows: Megatron needs --make-vocab-size-divisible-by {multiple}")

@@ -1,18 +1,24 @@
 """The model families: one module each, with its canonical tensors and a table for every format that has such models."""
 
+from lt_convert.weights.families.adjacent_pairs import ERNIE4_5, GLM, GLM4, HELIUM
+from lt_convert.weights.families.arcee import ARCEE, NEMOTRON, STARCODER2
 from lt_convert.weights.families.deepseek import DEEPSEEK
-from lt_convert.weights.families.gemma import GEMMA2, GEMMA3
+from lt_convert.weights.families.exaone4 import EXAONE4
+from lt_convert.weights.families.gemma import GEMMA, GEMMA2, GEMMA3
 from lt_convert.weights.families.glm4_moe import GLM4_MOE
 from lt_convert.weights.families.gpt2 import GPT2
 from lt_convert.weights.families.gpt_oss import GPT_OSS
 from lt_convert.weights.families.granite import GRANITE
 from lt_convert.weights.families.llama import LLAMA
+from lt_convert.weights.families.minimax_m2 import MINIMAX_M2
 from lt_convert.weights.families.mixtral import MIXTRAL
-from lt_convert.weights.families.olmo import OLMO
+from lt_convert.weights.families.olmo import OLMO, OLMOE
 from lt_convert.weights.families.phi3 import PHI3
 from lt_convert.weights.families.qwen2 import QWEN2
+from lt_convert.weights.families.qwen2_moe import QWEN2_MOE
 from lt_convert.weights.families.qwen3 import QWEN3
 from lt_convert.weights.families.qwen3_moe import QWEN3_MOE
+from lt_convert.weights.families.smollm3 import SMOLLM3
 from lt_convert.weights.mapping import Family
 from lt_shared.console import BadData
 from lt_shared.models import huggingface
@@ -26,11 +32,25 @@ FAMILIES = {
     "qwen3": QWEN3,
     "gpt2": GPT2,
     "mixtral": MIXTRAL,
+    "qwen2_moe": QWEN2_MOE,
     "qwen3_moe": QWEN3_MOE,
     "phi3": PHI3,
     "granite": GRANITE,
     "olmo2": OLMO,
     "olmo3": OLMO,
+    "olmoe": OLMOE,
+    "minimax_m2": MINIMAX_M2,
+    "seed_oss": QWEN2,
+    "smollm3": SMOLLM3,
+    "arcee": ARCEE,
+    "nemotron": NEMOTRON,
+    "starcoder2": STARCODER2,
+    "exaone4": EXAONE4,
+    "helium": HELIUM,
+    "ernie4_5": ERNIE4_5,
+    "glm": GLM,
+    "glm4": GLM4,
+    "gemma": GEMMA,
     "gemma2": GEMMA2,
     "gemma3_text": GEMMA3,
     "gemma3": GEMMA3,
@@ -38,7 +58,9 @@ FAMILIES = {
     "deepseek_v2": DEEPSEEK,
     "deepseek_v3": DEEPSEEK,
     "kimi_k2": DEEPSEEK,
+    "glm4_moe_lite": DEEPSEEK,
     "glm4_moe": GLM4_MOE,
+    "dots1": GLM4_MOE,
 }
 
 

@@ -1,4 +1,5 @@
-"""The families Gemma 2 and Gemma 3: norms before and behind attention and MLP, in Gemma 3 also of queries and keys.
+"""The Gemma families: the first has Llama's tensors, Gemma 2 and 3 have norms before and behind attention and MLP, and Gemma 3
+norms of queries and keys.
 
 megatron-core has no such layers. torch_dist has Megatron-Bridge's names for norms behind a linear layer, which lt-train's models
 have, too; Megatron's legacy format and TorchTitan have no such models. Weights of norms are stored without the 1 that is added.
@@ -32,6 +33,12 @@ MEGATRON_TABLE: Table = {
     **olmo.NORMS_BEHIND,
 }
 
+GEMMA = Family(
+    name="gemma",
+    shapes=llama.shapes,
+    tables={MEGATRON: llama.MEGATRON_TABLE},
+    extra_state_modules=llama.EXTRA_STATE_MODULES,
+)
 GEMMA2 = Family(
     name="gemma2",
     shapes=shapes,

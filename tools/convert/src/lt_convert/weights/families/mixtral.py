@@ -18,15 +18,13 @@ ROUTER = f"{LAYER}block_sparse_moe.gate.weight"
 GATE, DOWN, UP = (f"{LAYER}block_sparse_moe.experts.{{expert}}.w{digit}.weight" for digit in "123")
 
 
-def shapes(architecture: Architecture) -> Mapping[str, Shape]:
+def experts(architecture: Architecture) -> dict[str, Shape]:
     hidden, ffn = architecture.hidden_size, architecture.ffn_hidden_size
-    experts: dict[str, Shape] = {
-        ROUTER: (architecture.num_experts or 0, hidden),
-        GATE: (ffn, hidden),
-        UP: (ffn, hidden),
-        DOWN: (hidden, ffn),
-    }
-    return llama.decoder(architecture, llama.attention(architecture) | experts)
+    return {ROUTER: (architecture.num_experts or 0, hidden), GATE: (ffn, hidden), UP: (ffn, hidden), DOWN: (hidden, ffn)}
+
+
+def shapes(architecture: Architecture) -> Mapping[str, Shape]:
+    return llama.decoder(architecture, llama.attention(architecture) | experts(architecture))
 
 
 EXTRA_STATE_MODULES = (

@@ -11,13 +11,14 @@ from lt_shared.models.architecture import Architecture
 QUERY_BIAS, KEY_BIAS, VALUE_BIAS = (f"{LAYER}self_attn.{letter}_proj.bias" for letter in "qkv")
 
 
+def biases(architecture: Architecture) -> dict[str, Shape]:
+    queries, keys = architecture.query_size, architecture.kv_size
+    return {QUERY_BIAS: (queries,), KEY_BIAS: (keys,), VALUE_BIAS: (keys,)}
+
+
 def shapes(architecture: Architecture) -> Mapping[str, Shape]:
-    biases: dict[str, Shape] = {
-        QUERY_BIAS: (architecture.query_size,),
-        KEY_BIAS: (architecture.kv_size,),
-        VALUE_BIAS: (architecture.kv_size,),
-    }
-    return llama.decoder(architecture, llama.attention(architecture) | biases | llama.feed_forward(architecture))
+    attention = llama.attention(architecture) | biases(architecture)
+    return llama.decoder(architecture, attention | llama.feed_forward(architecture))
 
 
 MEGATRON_TABLE: Table = {

@@ -24,7 +24,7 @@ UNNAMED: Stream = (None, None, None)
 
 @dataclasses.dataclass(frozen=True)
 class StepRows:
-    """The lines of one template. `offsets` (int64, ascending) are their positions in the log, `cells` (uint8) one line per row.
+    """A template's lines. `offsets` (int64, ascending) are their positions in the log, `cells` (uint8) one line per row.
 
     `labels` holds the task, rank and node from the labels before the lines; `label_times` (bytes) holds the labels' times.
     """
@@ -144,7 +144,7 @@ class _Placeholder:
 class StepBlock:
     """All step rows of a block in the order of the log. Steps may go back and repeat.
 
-    `stream_of` (int64) maps a row to the index of its task, rank and node in `streams`; None if no row has any of them.
+    `stream_of` (int64) maps a row to the index of its task, rank and node in `streams`; None if no row has any.
     """
 
     rows: list[StepRows]
@@ -156,7 +156,7 @@ class StepBlock:
     @classmethod
     def from_rows(cls, rows: list[StepRows]) -> "StepBlock":
         offsets = np.concatenate([part.offsets for part in rows])
-        # The rows of one template are already in order. NumPy's stable sort is fast on sorted runs.
+        # A template's rows are already in order. NumPy's stable sort is fast on sorted runs.
         order = np.argsort(offsets, kind="stable") if len(rows) > 1 else None
         streams, stream_of = _streams(rows)
         if order is None:

@@ -6,6 +6,7 @@ same text, apart from digits: a tag of GNU parallel, a task of Determined, a pre
 
 import re
 
+from lt_monitor.logs.formats import process_exits
 from lt_monitor.logs.labels import margins, prefixes
 from lt_monitor.logs.line_parsers import BRACKETS, regex
 from lt_monitor.logs.lines import Line
@@ -99,15 +100,27 @@ _CODE = regex(rb"(?i)\bexit(?:ed)?(?: with)?(?: an?)? (?:non-?zero )?(?:exit )?(
 _OUTSIDE = regex(rb"(?:srun|sbatch|salloc|scancel|slurmstepd|slurmd|kubectl|docker|podman|apptainer|singularity|enroot): ")
 
 
+# Of a process whose death its parent may survive; then other lines follow.
+_OF_HELPER = regex(rb"ERROR: Unexpected [a-z ]{1,30} encountered in worker")
+
+
 def last_error(text: bytes) -> tuple[bytes, str, str] | None:
     """Find an error at the end of a log in a form that no other format knows; return its line, fault and cause."""
     begin = max(0, len(text) - LAST_BYTES)
     for pattern in (_BARE_EXCEPTION, _WITH_FRAMES, _LAST_ERROR):
         match = pattern.search(text.rstrip(), begin)
-        if match is not None:
-            line = match["line"].strip()
-            is_exit = _OUTSIDE.match(line) is not None or _CODE.search(line) is not None
-            return (line, "exit", "cascade") if is_exit else (line, "traceback", "root")
+        if match is None:
+            continue
+        line = match["line"].strip()
+        if _OUTSIDE.match(line) is not None or _CODE.search(line) is not None:
+            return line, "exit", "cascade"
+        if _OF_HELPER.search(line) is not None:
+            return line, "killed", "unknown"
+        if pattern is _LAST_ERROR:
+            # A compiler, a copying program, git: only people know whether the same would happen again.
+            return line, "unknown", "unknown"
+        exception = process_exits.raised(Line(line, 0), match["name"], 0, 0) if pattern is _BARE_EXCEPTION else None
+        return (line, exception["fault"], exception["cause"]) if exception is not None else (line, "traceback", "root")
     for pattern, name, cause in ((_LOST, "network", "unknown"), (_PORT, "rendezvous", "cascade"), (_GAVE_UP, "exit", "cascade")):
         match = pattern.search(text.rstrip(), begin)
         if match is not None:
@@ -138,7 +151,7 @@ _PROGRAM_FAILED = regex(
     rb"[^\n]{0,300}(?:['\"]|\xe2\x80|\xc2\xab)[^\n]{1,400}: [^\n\d]{3,300}$"
     rb"|^(?:rsync|parse) error: \S|^curl: \(\d{1,3}\) |^(?:up|down)load failed: |^(?:copy|move) failed: "
 )
-# Questions and remarks of the same programs, files that scripts write to if they may, and what a logger prints as no error.
+# Questions and remarks, files that scripts write to if they may, and what a logger prints as no error.
 _REMARK = regex(
     rb"\? ?$|: Removing leading|(?i:warn(?:ing)?\b|\bskipp|\bomitt|\bignor|\b(?:debug|info|trace|notice|verbose)\b)"
     rb"|\b[IWD]\d{4} \d\d:|[ '\"]/(?:proc|sys|dev)/(?!shm)"
@@ -161,7 +174,7 @@ def telling(text: bytes) -> bytes | None:
         begins = (Line(line, 0).body, *margins.boundaries(line, Line(line, 0).body))
         words = next((line[begin:] for begin in begins if _FAILED.match(line[begin:]) is not None), None)
         words = words if words is not None else line if not margins.is_quiet(line) and _FAILED.search(line) is not None else None
-        if words is not None and _NO_FAILURE.search(line) is None:
+        if words is not None and _NO_FAILURE.search(line) is None and (line is filled[-1] or _OF_HELPER.search(line) is None):
             return line
     return filled[-1] if filled and _is_error_of_program(filled[-1]) else None
 

@@ -168,7 +168,7 @@ MACHINE_PARSERS: tuple[tuple[Parser, tuple[bytes, ...]], ...] = (
     (notices.preemption, (b" is preempted",)),
     (notices.preemption, (b'Preempt"', b": Preempt", b"reemption notice", b"PreemptScheduled", b"SpotInstanceTermination")),
     (notices.preemption, (b"ON_HOST_MAINTENANCE", b"worker preempted", b"TPU preempted", b" VM preempted")),
-    (notices.preemption, (b"preemption_notifier", b"node shutdown", b"NodeShutdown", b"PREEMPTED")),
+    (notices.preemption, (b"preemption_notifier", b"lame workers found", b"node shutdown", b"NodeShutdown", b"PREEMPTED")),
     (
         accelerators.coordination,
         (b"eartbeat timeout", b"missing heartbeats", b"oordination service", b"oordination agent", b"Barrier_id"),
@@ -178,6 +178,7 @@ MACHINE_PARSERS: tuple[tuple[Parser, tuple[bytes, ...]], ...] = (
         accelerators.tpu,
         (
             b"device halted premature",
+            b"Halt is unexpected",
             b"TPU slice",
             b"TPU is already",
             b"TPU initialization",

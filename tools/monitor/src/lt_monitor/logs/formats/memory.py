@@ -16,7 +16,7 @@ _OUT_OF_MEMORY = regex(
     rb"|RESOURCE_EXHAUSTED: (?:XLA:|Out of memory|[Ff]ailed to allocate|Error allocating|Attempting to (?:allocate|reserve))"
     rb"|(?:Resource exhausted|RESOURCE_EXHAUSTED): (?:Out of memory|From /job:)|Out of memory error on GPU \d"
     rb"|CUDA_ERROR_OUT_OF_MEMORY|cudaErrorMemoryAllocation|Cuda failure \d{0,3} ?'out of memory'"
-    rb"|OOM when allocating tensor|NRT_RESOURCE\b|Ran out of memory in memory space"
+    rb"|Out of GPU memory trying to allocate|OOM when allocating tensor|NRT_RESOURCE\b|Ran out of memory in memory space"
     rb"|\[METAL\] Command buffer execution failed: Insufficient Memory|kIOGPUCommandBufferCallbackErrorOutOfMemory"
 )
 _GPU = regex(rb"\bGPU (?P<gpu>\d{1,4})\b")

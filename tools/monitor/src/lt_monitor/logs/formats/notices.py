@@ -20,6 +20,8 @@ _PREEMPTION = regex(
     rb"|PreemptScheduled|Server\.SpotInstanceTermination"
     rb"|preemption_notifier.{0,80}(?:SIGTERM caught|[Pp]reempt)|imminent node shutdown|NodeShutdown\b|Pod was preempted"
     rb"|(?:VM|TPU|node|[Ww]orker|[Jj]ob|[Cc]luster)(?: \S{1,80})? (?:is|was|has been|is being|got) preempted|\bPREEMPTED\b"
+    # TensorFlow's, about workers that were told to end.
+    rb"|ShutdownHook: lame workers found"
     rb"|\b(?:TPU|VM)(?: [\w./-]{1,80}){0,2} preempted\b|\bTERMINATE_ON_HOST_MAINTENANCE\b(?! *[=:])"
 )
 _MAY = regex(rb"\bif |\bwhether |\bwhen |\bin case|\bmay\b|--|#", re.IGNORECASE)
@@ -33,6 +35,7 @@ _SIGNAL = regex(
     rb"|[Ss]ignal (?P<of>1|2|10|12|15) \(SIG\w{2,6}\) (?:caught|received)"
     rb"|(?P<interrupt>Detected KeyboardInterrupt, )"
     rb"|\*\*\* SIG(?P<glog>TERM|INT|HUP|USR1|USR2) (?:\(@|received (?:at time=|by PID )\d)"
+    rb"|crash gathering disabled for SIG(?P<abseil>TERM|INT|HUP|USR1|USR2)\b"
     rb"|^(?:.{0,200}: (?:line )?\d{1,9}:? {1,8}\d{0,12} {0,8})?(?P<shell>Terminated|User defined signal [12]|Hangup)(?:  "
     rb"|\s{0,200}$)"
 )
@@ -63,5 +66,5 @@ def signalled(line: Line) -> Record | None:
         number = int(_SHELL[match["shell"]])
     else:
         plain = match["number"] or match["plain"] or match["of"]
-        number = int(plain) if plain else _NAMES.get(match["elastic"] or match["name"] or match["glog"], 15)
+        number = int(plain) if plain else _NAMES.get(match["elastic"] or match["name"] or match["glog"] or match["abseil"], 15)
     return fault(line, "killed", "cascade", "warning", signal=number)

@@ -23,6 +23,8 @@ _UNCAUGHT = regex(
     rb"(?:\bUncaught (?:exception:? )?|^Exception in thread \"main\" |^ERROR: (?:(?:LoadError|InitError|TaskFailedException): )?)"
     rb"(?P<name>(?:[A-Za-z_]\w{0,60}\.){0,8}[A-Z]\w{0,60}(?:Error|Exception))(?:: |:?\s{0,9}$)"
 )
+# Java's chain of exceptions: each line has the cause of the exception before it, with frames between.
+_CAUSED_BY = regex(rb"^\s{0,20}Caused by: (?P<name>(?:[A-Za-z_]\w{0,60}\.){1,10}[A-Z][\w$]{0,80})(?:: |\s{0,9}$)")
 _GONE = regex(
     rb"ConnectionResetError|ConnectionRefusedError|BrokenPipeError|EOFError|ChildFailedError|DistNetworkError|DistStoreError"
     rb"|Connection (?:closed|reset) by|Rendezvous|Broken pipe|Socket [Tt]imeout|BrokenProcessPool|ProcessExitedException"
@@ -69,6 +71,7 @@ _OF_NETWORK = regex(
     rb"|ChunkedEncodingError|IncompleteReadError"
     rb"|Client(?:Connect\w{1,30}|Connection\w{0,20}|Payload|OS)Error|Server(?:Disconnected|Timeout)Error"
     rb"|(?:Socket|Connection)TimeoutError|FSTimeoutError)$"
+    rb"|^java\.net\.(?:Connect|NoRouteToHost|Socket|SocketTimeout|UnknownHost)Exception$"
     # Names that mean something else elsewhere.
     rb"|^(?:httpx|httpcore)\.(?:\w{1,20}\.)?(?:Connect|Read|Write|Close|Network|RemoteProtocol|Transport)Error$"
     rb"|^(?:httpx|httpcore)\.(?:\w{1,20}\.)?(?:Connect|Read|Write|Pool)Timeout$"
@@ -157,12 +160,14 @@ _RAY_DIED = regex(
     rb"[Aa] worker died or was killed while executing a task|The actor (?:died unexpectedly"
     rb"|is dead because its worker process has died)"
     rb"|Worker exit type: SYSTEM_ERROR"
+    # Open MPI's, about a process on another host.
+    rb"|MPI communication peer process has unexpectedly disconnected"
 )
 _CRASH = regex(
     rb"^(?:.{0,200}: (?:line )?\d{1,9}:? {1,8}\d{0,12} {0,8})?(?P<what>Segmentation fault|Killed(?= |\s{0,200}$)"
     rb"|Aborted(?: {1,20}\(core dumped\)|(?= {17}\S)|\s{0,200}$))"
     rb"|Fatal Python error: (?P<fatal>[^\r\n]{1,60})|\*\*\* Process received signal \*\*\*"
-    rb"|Caught signal (?P<signal>\d{1,2}) \(|ERROR: Unexpected (?P<loader>segmentation fault) encountered in worker"
+    rb"|Caught signal (?P<signal>\d{1,2}) \("
 )
 # An interpreter that does not come up: its standard library or its environment variables are wrong.
 _INITIALIZATION = regex(rb"(?:config_\w{1,40}|init\w{1,40}|[Pp]y_?\w{0,20}[Ii]nit\w{0,20}): ")
@@ -226,6 +231,16 @@ def raised(line: Line, name: bytes, begin: int, message: int | None = None) -> R
         return fault(line, "traceback", "unknown", "critical", message, exception=class_name)
     is_gone = _GONE.search(line.text, begin) is not None
     return fault(line, "traceback", "cascade" if is_gone else "root", "critical", message, exception=class_name)
+
+
+def inner_cause(line: Line) -> Record | None:
+    """Parse the cause of a Java exception. It is no failure without the exception, which a program may log and survive."""
+    match = _CAUSED_BY.match(line.text) or _CAUSED_BY.match(line.text[line.body :])
+    if match is None:
+        return None
+    begin = line.text.find(match["name"])
+    record = raised(line, match["name"], begin, begin)
+    return None if record is None else {**record, "severity": "warning", "is_inner_cause": True}
 
 
 def not_a_number(line: Line) -> Record | None:
@@ -307,7 +322,7 @@ def _crash(line: Line) -> Record | None:
         return killed(line, 6)
     if match["fatal"] is not None and _INITIALIZATION.match(match["fatal"]) is not None:
         return fault(line, "configuration", "root", "critical")
-    number = 11 if match["what"] or match["loader"] else int(match["signal"]) if match["signal"] else None
+    number = 11 if match["what"] else int(match["signal"]) if match["signal"] else None
     number = 11 if match["fatal"] is not None and match["fatal"].startswith(b"Segmentation") else number
     return fault(line, "killed", "root", "critical", signal=number or 6)
 

@@ -147,7 +147,7 @@ PARSERS: tuple[tuple[Parser, tuple[bytes, ...]], ...] = (
         memory.memory,
         (b"by the OOM killer", b"ran out-of-memory", b"allocate more memory than", b"job killed: mem", b"job killed: vmem"),
     ),
-    (memory.memory, (b"job killed: pmem", b"job killed: pvmem")),
+    (memory.memory, (b"job killed: pmem", b"job killed: pvmem", b"Out of GPU memory")),
     *((memory.memory, words) for words in memory.KILLERS),
     (jobs.cancellation, (b" CANCELLED",)),
     (jobs.tasks, (b"srun: error: ", b"srun: Job step aborted", b"srun: Force Terminat", b"srun: terminat")),
@@ -333,6 +333,7 @@ PARSERS: tuple[tuple[Parser, tuple[bytes, ...]], ...] = (
         (b"Uncaught ", b"RayTaskError", b"RuntimeError", b"MemoryError", b"ValueError", b"ProcessExitedException"),
     ),
     (process_exits.exception, (b'in thread "main" ', b"InterruptException")),
+    (process_exits.inner_cause, (b"Caused by: ",)),
     (
         process_exits.ending,
         (b"received by PID", b"failed (exitcode", b"Segmentation fault", b"Fatal Python error", b"exitcode  : "),
@@ -351,7 +352,7 @@ PARSERS: tuple[tuple[Parser, tuple[bytes, ...]], ...] = (
         ),
     ),
     (process_exits.ending, (b"type: SYSTEM_ERROR", b" Killed  ", b"Killed\n", b"Aborted\n", b"Aborted (core dumped)")),
-    (process_exits.ending, (b"Process received signal", b"Caught signal ", b"encountered in worker", b"Aborted   ")),
+    (process_exits.ending, (b"Process received signal", b"Caught signal ", b"unexpectedly disconnected", b"Aborted   ")),
     (
         notices.signalled,
         (
@@ -379,13 +380,14 @@ PARSERS: tuple[tuple[Parser, tuple[bytes, ...]], ...] = (
             b" (SIGTERM)",
             b" (SIGINT)",
             b" (SIGUSR",
+            b"gathering disabled for SIG",
         ),
     ),
     (process_exits.tool_error, (b"lt-train: error: ",)),
 )
 
 # Of the first lines of steps that have many (`many_line_steps`).
-HEADS = (b"[Rank 0] step=", b" [step=", b"\t[step=", b"[batch=", b"[token=", b"[sample=")
+HEADS = (b"[Rank 0] step=", b" [step=", b"\t[step=", b"[batch=", b"[token=", b"[sample=", b"===== Step ")
 
 
 def keywords() -> dict[bytes, list[int]]:

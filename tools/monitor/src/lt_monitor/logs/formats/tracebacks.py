@@ -231,6 +231,9 @@ class OpenTracebacks:
     def to_record(self) -> Record:
         return {"text": self._text.decode("latin-1")}
 
+    def is_open(self) -> bool:
+        return bool(self._text)
+
     def resume(self, block: bytes, offset: int) -> None:
         """Continue the tracebacks that the previous block left open."""
         open_text = self._text

@@ -19,6 +19,7 @@ from lt_monitor.events.records import Record
 MINIMUM_LINES = 4
 MINIMUM_SHARE = 0.9
 MAXIMUM_NAMES = 4096
+FEW_LINES_BYTES = 1 << 16
 
 _COLOUR = rb"(?:\x1b\[[\d;]{0,20}m){0,4}"
 # Words that programs print before their lines as their own name or as a severity: no labels.
@@ -162,16 +163,17 @@ def _are_numbered(pattern: re.Pattern[bytes], samples: Sequence[Sequence[bytes]]
     return pairs >= MINIMUM_LINES - 1 and alike >= MINIMUM_SHARE * pairs
 
 
-def names_in(block: bytes, kind: str) -> set[bytes]:
-    """Return the names of a kind that repeat in a block."""
+def names_in(text: bytes, kind: str, block: bytes) -> set[bytes]:
+    """Return the names of a kind in front of the lines of a text that repeat in the text, or in the block that it comes from."""
     pattern = re.compile(rb"\n" + _PATTERNS[kind].pattern)
-    names = Counter(match["name"] for match in pattern.finditer(b"\n" + block))
-    few = block.count(b"\n") < MINIMUM_LINES
+    names = Counter(match["name"] for match in pattern.finditer(b"\n" + text))
+    few = block.count(b"\n", 0, FEW_LINES_BYTES) < MINIMUM_LINES
     is_certain = COLUMNS[kind].is_certain
     return {
         name
         for name, count in names.most_common(MAXIMUM_NAMES)
-        if (few or count > 1) and (is_certain or _NO_NAMES.match(name) is None)
+        if (few or count > 1 or (len(text) < len(block) and block.count(name) > 1))
+        and (is_certain or _NO_NAMES.match(name) is None)
     }
 
 

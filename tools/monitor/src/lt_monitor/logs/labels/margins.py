@@ -5,6 +5,7 @@ behind it are no logger's messages: they are indented, like the frames of a trac
 only if it repeats.
 """
 
+import itertools
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -52,7 +53,7 @@ _KINDS: dict[str, bytes] = {
     "name": _NAME,
 }
 # What stands between two parts of a label, and behind the last.
-_PUNCTUATION = rb"(?: {0,60}(?:\|{1,2}|\xe2\x94\x82|>{1,2}|\xe2\x80\xba)|:{1,2}(?=[ \[<(\w\"]|$)|,(?= )| -(?= |$)|\](?= |$))?"
+_PUNCTUATION = rb"(?: {0,60}(?:\|{1,2}|\xe2\x94\x82|>{1,2}|\xe2\x80\xba)|:{1,2}(?=[ \[<({\w\"]|$)|,(?= )| -(?= |$)|\](?= |$))?"
 _COLOUR = rb"(?:\x1b\[[\d;]{0,20}m){0,3}"
 _TOKEN = re.compile(
     _COLOUR + rb"(?:" + rb"|".join(b"(?P<%s>%s)" % (kind.encode(), source) for kind, source in _KINDS.items()) + rb")"
@@ -83,6 +84,7 @@ _NO_HOST = re.compile(
 )
 
 
+_NAMELESS = frozenset({"time", "level", "number"})
 # Parts that end by themselves, and the beginnings of the next part that need no space before them.
 _CLOSED = frozenset({"bracket", "glog", "time"})
 _OPENING = b"[<("
@@ -125,10 +127,14 @@ class Margin(NamedTuple):
         general = _COLOUR + between.join(parts) + _COLOUR + _PUNCTUATION
         return re.compile(rb"\n(?:" + b"|".join((*self.spellings, general)) + rb")(?:\t| {0,%d})" % self.spaces + _COLOUR)
 
+    def names_nobody(self) -> bool:
+        """Whether the label has neither a rank nor a node."""
+        return _NAMELESS.issuperset(self.kinds)
+
     def read(self, line: bytes) -> Record:
         """Parse `time`, `rank` and `node` from the label in front of a line."""
         labels: Record = {}
-        parts = list(tokens(line))
+        parts = list(itertools.islice(tokens(line), len(self.kinds)))
         first = next(iter(parts), None)
         for token, kind in zip(parts, self.kinds, strict=False):
             if token.kind != kind:
@@ -218,13 +224,18 @@ def _margin(
         else min((count for count, token, line in zip(spaces, last, lines, strict=True) if token.next < len(line)), default=0)
     )
     if not any(
-        _NO_MESSAGE.match(line, token.end + min(least, count)) is not None or envelopes.is_envelope(line[token.next :])
+        _NO_MESSAGE.match(line, token.end + min(least, count)) is not None or _is_shipped(line[token.next :])
         for count, token, line in zip(spaces, last, lines, strict=True)
     ):
         return None
     labels = Counter(_DIGITS.sub(rb"\\d+", re.escape(line[: token.end])) for token, line in zip(last, lines, strict=True))
     spellings = () if is_padded else tuple(label for label, count in labels.most_common(MAXIMUM_SPELLINGS) if count > 1)
     return Margin(kinds, names, least, is_padded, spellings)
+
+
+def _is_shipped(line: bytes) -> bool:
+    """Whether a shipper wrote the line, as JSON or with its text in quotes."""
+    return envelopes.is_envelope(line) or envelopes.quoted_text(line) is not None
 
 
 def boundaries(line: bytes, begin: int) -> Iterator[int]:

@@ -7,13 +7,15 @@ surround them.
 """
 
 import functools
+import itertools
 import re
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from lt_monitor.events.records import Record
+from lt_monitor.logs.fast.excerpts import Excerpt, LineSelection
 from lt_monitor.logs.fields import read_time
 from lt_monitor.logs.labels import columns, envelopes, margins, prefixes
 
@@ -28,10 +30,15 @@ BARE_BYTES_PER_SHAPE = 1 << 24
 SMALL_BYTES = 1 << 14
 MINIMUM_SAMPLES = 2
 MAXIMUM_LAYERS = 6
+# The labels of smaller blocks are removed from all lines.
+EXCERPT_BYTES = 1 << 16
 
 # Colours that lost their escape byte, as in logs that somebody copied from a terminal or a web page.
-_LOST_COLOUR = re.compile(rb"(?<!\x1b)\[(?:\d{1,3};){0,7}\d{1,3}m")
-_COLOURED = re.compile(rb"(?<!\x1b)\[(?:\d{1,3};){0,7}\d{1,3}m\S[^\n]{0,2000}(?<!\x1b)\[(?:0|39|22)m")
+# `re` finds a pattern that begins with a letter of its own twelve times as fast as one that begins by looking back.
+_LOST_COLOUR = re.compile(rb"\[(?<!\x1b\[)(?:\d{1,3};){0,7}\d{1,3}m")
+_COLOURED = re.compile(_LOST_COLOUR.pattern + rb"\S[^\n]{0,2000}(?<!\x1b)\[(?:0|39|22)m")
+# CRI's marks of lines that were cut into parts.
+_CUTS = (b" stdout P ", b" stderr P ")
 _PART = re.compile(rb"\n[^\n]{0,200}? std(?:out|err) P ")
 
 
@@ -69,11 +76,12 @@ class Layer:
 
 
 class UnlabelledBlock:
-    """The `text` of a block without its labels."""
+    """The `text` of a block without its labels, or of an `excerpt` of the block without its `outer` layers."""
 
-    def __init__(self, layers: list[Layer]):
-        self.text = layers[-1].text
-        self._layers = layers
+    def __init__(self, layers: list[Layer], excerpt: Excerpt | None = None, outer: Sequence[Layer] = ()):
+        self.text = layers[-1].text if layers else excerpt.text if excerpt is not None else b""
+        self.excerpt = excerpt
+        self._layers: list[Layer | Excerpt] = [*outer, excerpt, *layers] if excerpt is not None else [*layers]
 
     def origins(self, positions: np.ndarray, with_times: bool = True) -> tuple[np.ndarray, list[Record]]:
         """Map positions (int64) in the text to the beginnings of their lines in the block (int64), and parse all labels.
@@ -82,6 +90,9 @@ class UnlabelledBlock:
         """
         records: list[Record] = [{} for _ in range(len(positions))]
         for layer in reversed(self._layers):
+            if isinstance(layer, Excerpt):
+                positions = layer.origins(positions)
+                continue
             positions, outer = layer.origins(positions, with_times)
             records = [labels | inner if labels else inner for labels, inner in zip(outer, records, strict=True)]
         return positions, list(map(_with_checked_time, records)) if with_times else records
@@ -92,6 +103,17 @@ def _with_checked_time(record: Record) -> Record:
         return record
     time = read_time(record["time"].encode(errors="replace"))
     return {field: value for field, value in {**record, "time": time}.items() if value is not None}
+
+
+class Label(NamedTuple):
+    """A kind of label: `remove` takes it from a text and returns None if the text has none.
+
+    `is_escaped`: the lines stand in JSON or in quotes. `is_anywhere`: the label is not only in front of a line.
+    """
+
+    remove: Callable[[bytes], Layer | None]
+    is_escaped: bool = False
+    is_anywhere: bool = False
 
 
 class LabelRemoval:
@@ -107,37 +129,82 @@ class LabelRemoval:
     def to_record(self) -> Record:
         return {"columns": self._columns}
 
-    def remove(self, block: bytes) -> UnlabelledBlock | None:
-        """Remove the labels of a block whose lines end in newlines; return None if it has no labels."""
+    def remove(self, block: bytes, selection: LineSelection | None = None) -> UnlabelledBlock | None:
+        """Remove the labels of a block whose lines end in newlines; return None if it has no labels.
+
+        With a `selection`, the text may hold only the lines that it selects.
+        """
         layers: list[Layer] = []
         text = block
-        while len(layers) < MAXIMUM_LAYERS and (layer := self._layer(text, len(layers))) is not None:
+        while len(layers) < MAXIMUM_LAYERS and (label := self._recognise(runs := self._samples(text), len(layers), text)):
+            if not label.is_anywhere and selection is not None and len(block) >= EXCERPT_BYTES:
+                excerpt = self._remove_from_excerpt(text, runs, label, selection, layers)
+                if excerpt is not None:
+                    return excerpt
+                selection = None
+            if (layer := label.remove(text)) is None:
+                break
             layers.append(layer)
             text = layer.text
         self._bare_bytes = 0 if layers else self._bare_bytes + len(block)
         return UnlabelledBlock(layers) if layers else None
 
-    def _layer(self, block: bytes, depth: int) -> Layer | None:
+    def _remove_from_excerpt(
+        self, block: bytes, runs: list[list[bytes]], label: Label, selection: LineSelection, outer: list[Layer]
+    ) -> UnlabelledBlock | None:
+        """Remove the labels of the selected lines alone; return None if the whole block is needed.
+
+        The labels behind the first are recognised in the samples of the block, `runs`. `outer` labels are removed already.
+        """
+        columns_before = {depth: list(names) for depth, names in self._columns.items()}
+        labels = [label]
+        while len(labels) + len(outer) < MAXIMUM_LAYERS:
+            inner = [_lines_without(labels[-1], run) for run in runs]
+            if inner == runs or (label_behind := self._recognise(inner, len(labels) + len(outer), block)) is None:
+                break
+            labels.append(label_behind)
+            runs = inner
+        is_whole = any(label.is_anywhere for label in labels) or any(cut in block for cut in _CUTS)
+        excerpt = None if is_whole else selection.excerpt(block, any(label.is_escaped for label in labels))
+        if excerpt is None:
+            self._columns = columns_before
+            return None
+        layers = []
+        text = excerpt.text
+        for label in labels:
+            layer = label.remove(text)
+            if layer is not None:
+                layers.append(layer)
+                text = layer.text
+        self._bare_bytes = 0
+        return UnlabelledBlock(layers, excerpt, outer)
+
+    def _samples(self, block: bytes) -> list[list[bytes]]:
         is_bare = not self._columns and self._bare_bytes > BARE_BYTES
-        runs = _samples(block, max(MINIMUM_SAMPLES, min(SAMPLES, len(block) // BARE_BYTES_PER_SAMPLE)) if is_bare else SAMPLES)
+        return _samples(block, max(MINIMUM_SAMPLES, min(SAMPLES, len(block) // BARE_BYTES_PER_SAMPLE)) if is_bare else SAMPLES)
+
+    def _recognise(self, runs: list[list[bytes]], depth: int, block: bytes) -> Label | None:
+        """Return the outermost label of the lines in `runs`, which are samples of a block without its `depth` outer labels."""
         lines = [line for run in runs for line in run]
         if any(b"[0m" in line and _COLOURED.search(line) is not None for line in lines):
-            return Layer(block, _LOST_COLOUR.sub(b"", block), None, lambda _: {}, names_nobody=True)
+            colours = frozenset(itertools.chain.from_iterable(map(_LOST_COLOUR.findall, lines)))
+            return Label(functools.partial(_without_lost_colours, frequent=colours), is_anywhere=True)
         if any(line[:1] == b"{" and envelopes.is_envelope(line) for line in lines):
-            return _without_envelopes(block)
+            return Label(_without_envelopes, is_escaped=True)
         if any(envelopes.quoted_text(line) is not None for line in lines):
-            return _without_quotes(block)
+            return Label(_without_quotes, is_escaped=True)
         ends = list(map(prefixes.chain_end, lines))
         kinds = frozenset[int]().union(*(prefixes.kinds(line) for line, end in zip(lines, ends, strict=True) if end))
         holds_envelopes = (end and envelopes.is_envelope(line[end:]) for line, end in zip(lines, ends, strict=True))
         if any(map(prefixes.is_foreign, kinds)) or (kinds and any(holds_envelopes)):
-            return _without_prefixes(block, kinds, prefixes.spellings(line[:end] for line, end in zip(lines, ends, strict=True)))
-        return self._without_column(block, runs, ends, depth, kinds) or self._without_margin(block, lines, ends)
+            spellings = prefixes.spellings(line[:end] for line, end in zip(lines, ends, strict=True))
+            return Label(functools.partial(_without_prefixes, kinds=kinds, spellings=spellings))
+        return self._column(runs, ends, depth, kinds, block) or self._margin(lines, ends, len(block))
 
-    def _without_column(
-        self, block: bytes, runs: list[list[bytes]], label_ends: list[int], depth: int, native: frozenset[int]
-    ) -> Layer | None:
-        """Remove a column label. In the lines of `runs`, the native labels (of the kinds `native`) end at `label_ends`."""
+    def _column(
+        self, runs: list[list[bytes]], label_ends: list[int], depth: int, native: frozenset[int], block: bytes
+    ) -> Label | None:
+        """Recognise a column label. In the lines of `runs`, the native labels (of the kinds `native`) end at `label_ends`."""
         lines = [line for run in runs for line in run]
         stored_column = self._columns.get(str(depth))
         kind = columns.recognise(lines, runs) if stored_column is None else stored_column[0]
@@ -146,24 +213,26 @@ class LabelRemoval:
             ends = iter(label_ends)
             inner = [[line[next(ends) :] for line in run] for run in runs]
             if columns.recognise([line for run in inner for line in run], inner) is not None:
-                return _without_prefixes(block, native)
+                return Label(functools.partial(_without_prefixes, kinds=native))
         if kind is None:
             return None
-        names = {name.encode() for name in stored_column[1:]} if stored_column is not None else set()
+        return Label(functools.partial(self._without_column, kind=kind, depth=depth, samples=lines, block=block))
+
+    def _without_column(self, text: bytes, kind: str, depth: int, samples: list[bytes], block: bytes) -> Layer | None:
+        """Remove a column label from a text, and remember its names. The text is a part of `block`, without outer labels."""
+        names = {name.encode() for name in self._columns.get(str(depth), [kind])[1:]}
         if not columns.COLUMNS[kind].is_numbered:
-            names |= columns.names_in(block, kind)
+            names |= columns.names_in(text, kind, block)
         if not names and not columns.COLUMNS[kind].is_numbered:
             return None
-        if len(lines) >= columns.MINIMUM_LINES:
+        if len(samples) >= columns.MINIMUM_LINES:
             self._columns[str(depth)] = [kind, *sorted(name.decode(errors="replace") for name in names)][: columns.MAXIMUM_NAMES]
-        text = columns.lines_with(kind, frozenset(names)).sub(b"\n", b"\n" + block)[1:]
-        if text == block:
-            return None
-        return Layer(block, text, None, lambda line: columns.read(kind, line))
+        unlabelled = columns.lines_with(kind, frozenset(names)).sub(b"\n", b"\n" + text)[1:]
+        return None if unlabelled == text else Layer(text, unlabelled, None, lambda line: columns.read(kind, line))
 
-    def _without_margin(self, block: bytes, lines: list[bytes], label_ends: list[int]) -> Layer | None:
-        """Remove a label that only its shape gives away. In `lines`, the labels that `Line` reads itself end at `label_ends`."""
-        if len(block) > SMALL_BYTES and BARE_BYTES < self._bare_bytes < self._next_shapes:
+    def _margin(self, lines: list[bytes], label_ends: list[int], size: int) -> Label | None:
+        """Recognise a label by its shape alone. In `lines`, the labels that `Line` reads itself end at `label_ends`."""
+        if size > SMALL_BYTES and BARE_BYTES < self._bare_bytes < self._next_shapes:
             return None
         self._next_shapes = self._bare_bytes + BARE_BYTES_PER_SHAPE
         margin = margins.recognise(lines)
@@ -174,14 +243,33 @@ class LabelRemoval:
         matches = ((pattern.match(b"\n" + line), end) for line, end in zip(lines, label_ends, strict=True))
         if all(match is None or match.end() - 1 <= end for match, end in matches):
             return None
-        text = pattern.sub(b"\n", b"\n" + block)[1:]
-        return None if text == block else Layer(block, text, None, margin.read)
+        return Label(functools.partial(_without_margin, margin=margin, pattern=pattern))
+
+
+def _lines_without(label: Label, lines: list[bytes]) -> list[bytes]:
+    """Remove a label from some consecutive lines."""
+    layer = label.remove(b"\n".join([*lines, b""]))
+    return lines if layer is None else layer.text.removesuffix(b"\n").split(b"\n")
+
+
+def _without_lost_colours(text: bytes, frequent: Iterable[bytes]) -> Layer:
+    unlabelled = text
+    if b"\x1b" not in text:
+        # Four times as fast as the pattern.
+        for colour in frequent:
+            unlabelled = unlabelled.replace(colour, b"")
+    return Layer(text, _LOST_COLOUR.sub(b"", unlabelled), None, lambda _: {}, names_nobody=True)
+
+
+def _without_margin(text: bytes, margin: margins.Margin, pattern: re.Pattern[bytes]) -> Layer | None:
+    unlabelled = pattern.sub(b"\n", b"\n" + text)[1:]
+    return None if unlabelled == text else Layer(text, unlabelled, None, margin.read, margin.names_nobody())
 
 
 def _without_prefixes(block: bytes, kinds: frozenset[int], spellings: tuple[bytes, ...] = ()) -> Layer:
     framed = b"\n" + block
     read = functools.partial(prefixes.read_chain, kinds=kinds)
-    if (b" stdout P " in block or b" stderr P " in block) and _PART.search(framed) is not None:
+    if any(cut in block for cut in _CUTS) and _PART.search(framed) is not None:
         return _without_parts(block, read)
     text = prefixes.lines_with(kinds, spellings).sub(b"\n", framed)[1:]
     return Layer(block, text, None, read, prefixes.names_nobody(kinds))

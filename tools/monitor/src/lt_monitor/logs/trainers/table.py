@@ -1,7 +1,20 @@
 """Rows of `formats.table.PARSERS`: trainers for fine-tuning and reinforcement learning, and other events of some trainers."""
 
 from lt_monitor.logs.line_parsers import Parser
-from lt_monitor.logs.trainers import composer, levanter, litgpt, maxtext, mlx, olmo, slime, torchtune, verl
+from lt_monitor.logs.trainers import (
+    arctic_training,
+    areal,
+    composer,
+    levanter,
+    litgpt,
+    maxtext,
+    mlx,
+    olmo,
+    prime_rl,
+    slime,
+    torchtune,
+    verl,
+)
 
 TUNING_PARSERS: tuple[tuple[Parser, tuple[bytes, ...]], ...] = (
     (verl.step, (b" - actor/", b" - train/loss:", b"/global_step:", b" - timing_s/", b" - global_seqlen/", b" - val/loss:")),
@@ -13,6 +26,9 @@ TUNING_PARSERS: tuple[tuple[Parser, tuple[bytes, ...]], ...] = (
     (mlx.evaluation, (b": Val loss ",)),
     (mlx.checkpoint, (b": Saved adapter weights", b": Saved final weights")),
     (slime.step, (b": {'train/",)),
+    (prime_rl.step, (b" | Loss: ",)),
+    (arctic_training.step, (b" | iter time: ",)),
+    (areal.step, (b" Train step ",)),
 )
 
 OTHER_EVENTS: tuple[tuple[Parser, tuple[bytes, ...]], ...] = (
@@ -28,4 +44,5 @@ OTHER_EVENTS: tuple[tuple[Parser, tuple[bytes, ...]], ...] = (
     (olmo.evaluation, (b"/CrossEntropyLoss=", b"/CE loss=")),
     (olmo.checkpoint, (b"checkpoint for step ", b"Checkpoint for step ", b"Checkpoint saved to ", b"Loading checkpoint from ")),
     (olmo.ending, (b"Training complete",)),
+    (prime_rl.ending, (b" trainer finished!",)),
 )

@@ -83,6 +83,10 @@ _TOO_MANY_PROCESSES = Advice(
     "start it again; if it recurs, raise the limit of processes (ulimit -u, pids.max), or use fewer loader workers", Action.AGAIN
 )
 _REFUSED_JOB = Advice("correct the program's path, or the options and the account of the job", Action.STOP)
+_SILENT = Advice(
+    "find out what ended the job without a word: sacct or kubectl describe, an OOM killer in dmesg, the uptime of its nodes",
+    Action.UNKNOWN,
+)
 _LOCAL_DISK = Advice("exclude the node and have its disk checked", Action.WITHOUT_NODE)
 # By fault and the record's `action`.
 _BY_ACTION = {
@@ -93,6 +97,7 @@ _BY_ACTION = {
     ("launch", "stop"): _REFUSED_JOB,
     ("launch", "processes"): _TOO_MANY_PROCESSES,
     ("filesystem", "isolate"): _LOCAL_DISK,
+    ("unknown", "silent"): _SILENT,
 }
 # Filesystems of several directories, so that the second name is the mount's.
 _MOUNT_ROOTS = frozenset({"mnt", "media", "home", "net", "nfs", "run"})

@@ -51,14 +51,26 @@ def precedence(fault: Record) -> int:
 
 def root_cause(faults: Iterable[Record]) -> Record | None:
     """The fault of a failure that explains the others, of its `faults` in the order of their lines."""
-    ordered_faults = list(faults)
+    all_faults = list(faults)
+    # A program may log an exception with its causes, and survive it.
+    ordered_faults = [fault for fault in all_faults if not fault.get("is_inner_cause")]
     cause = min(ordered_faults, key=precedence, default=None)
     if cause is not None and cause["fault"] == "cancelled" and (before := _failed_before(ordered_faults, cause)):
         cause = min(before, key=precedence)
     if cause is not None and cause["fault"] in SCHEDULER_FAULTS and ordered_faults[0]["fault"] == "nccl-timeout":
         # The scheduler came minutes later, to clear away a job that hung.
         return ordered_faults[0]
-    return cause
+    return cause if cause is None else _innermost(all_faults, cause)
+
+
+def _innermost(faults: Sequence[Record], outer: Record) -> Record:
+    """The last cause that Java prints below an exception; `outer` itself if there is none."""
+    innermost = outer
+    for fault in faults[next(index for index, fault in enumerate(faults) if fault is outer) + 1 :]:
+        if not fault.get("is_inner_cause") or fault["src"].get("file") != outer["src"].get("file"):
+            break
+        innermost = fault
+    return innermost
 
 
 def _failed_before(faults: Sequence[Record], cancelled: Record) -> list[Record]:

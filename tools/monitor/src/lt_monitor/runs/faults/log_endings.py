@@ -68,6 +68,14 @@ def _fault_of_line(tail: LogTail, line: bytes, name: str, cause: str) -> Record 
     return _fault(name, cause, message, {"file": tail.shown, "offset": at})
 
 
+def silenced(tails: Sequence[LogTail], message: str) -> Record:
+    """Return the failure of a job that was ended without a word, with the last line of its longest log."""
+    tail = max(tails, key=lambda tail: tail.size)
+    text = tail.text(tail.size - CONTEXT_BYTES, tail.size).rstrip()
+    at = max(0, tail.size - CONTEXT_BYTES) + max(text.rfind(b"\n"), text.rfind(b"\r")) + 1
+    return _fault("unknown", "unknown", message, {"file": tail.shown, "offset": at}, action="silent")
+
+
 def nan(tail: LogTail) -> Record | None:
     """Steps at the end whose loss is no number."""
     logged = [(offset, text) for offset, text in tail.progress if text.startswith(b"{")][-NAN_STEPS:]

@@ -18,7 +18,7 @@ from lt_monitor.logs.formats import xids
 from lt_monitor.logs.line_parsers import BRACKETS
 from lt_monitor.logs.lines import Line
 from lt_monitor.logs.log_tail import LogTail
-from lt_monitor.runs.faults import log_endings
+from lt_monitor.runs.faults import log_endings, silent_ends
 from lt_monitor.runs.faults.advice import ADVICE, Action, advice
 from lt_monitor.runs.faults.failure_causes import (
     MAXIMUM_NAMED,
@@ -96,8 +96,11 @@ class Cause:
         return f"--exclude={','.join(self.nodes)}" if self.nodes and self.action is Action.WITHOUT_NODE else ""
 
 
-def tail_cause(patterns: Sequence[str]) -> Cause:
-    """Why the job whose logs these are has ended. Raises what opening a log raises."""
+def tail_cause(patterns: Sequence[str], is_ended: bool = False) -> Cause:
+    """Why the job whose logs these are has ended. Raises what opening a log raises.
+
+    `is_ended`: the job has ended for certain, so a log without an end is a failure.
+    """
     tails: list[LogTail] = []
     try:
         for path in log_files.expand(patterns):
@@ -107,7 +110,7 @@ def tail_cause(patterns: Sequence[str]) -> Cause:
         problems = {tail.path: tail.problem for tail in tails if tail.problem is not None}
         log_files.require_one_text(problems, len(tails))
         readable_tails = [tail for tail in tails if tail.problem is None]
-        return _stopped_if_repeated(_of_job(readable_tails), readable_tails)
+        return _stopped_if_repeated(_of_job(readable_tails, is_ended), readable_tails)
     finally:
         for tail in tails:
             tail.close()
@@ -126,7 +129,7 @@ def _stopped_if_repeated(cause: Cause, tails: Sequence[LogTail]) -> Cause:
     return cause
 
 
-def _of_job(tails: Sequence[LogTail]) -> Cause:
+def _of_job(tails: Sequence[LogTail], is_ended: bool) -> Cause:
     tail_by_name = {tail.shown: tail for tail in tails}
     last_step = max((step for tail in tails if (step := _last_step(tail)) is not None), default=None)
     faults = with_mismatches(_in_order([fault for tail in tails for fault in _open_faults(tail)]))
@@ -154,7 +157,13 @@ def _of_job(tails: Sequence[LogTail]) -> Cause:
         and (told := next((fault for tail in tails if (fault := log_endings.telling(tail)) is not None), None)) is not None
     ):
         return _cause(told, [told], tail_by_name, last_step)
-    return _nothing("completed" if is_completed else "no failure", Action.NONE, last_step)
+    if is_completed:
+        return _nothing("completed", Action.NONE, last_step)
+    silence = silent_ends.silent_end(tails, is_ended)
+    if silence is not None and silence.has_ended:
+        silenced = log_endings.silenced(tails, f"the log stops without a word{silence}")
+        return _cause(silenced, [silenced], tail_by_name, last_step)
+    return _nothing("no failure" if silence is None else f"no failure, and no end yet{silence}", Action.NONE, last_step)
 
 
 def _nothing(message: str, action: Action, last_step: int | None) -> Cause:
@@ -251,7 +260,7 @@ def _cause(chosen: Record, faults: Sequence[Record], tails: dict[str, LogTail], 
     return Cause(
         fault=chosen["fault"] if chosen["fault"] in ADVICE else "other",
         cause=chosen["cause"],
-        severity=chosen["severity"],
+        severity="critical" if chosen.get("is_inner_cause") else chosen["severity"],
         message=texts["message"],
         advice=remedy.text,
         action=remedy.action,

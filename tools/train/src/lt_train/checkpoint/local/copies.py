@@ -89,15 +89,16 @@ class LocalCopies:
         """The local checkpoint that the run starts from."""
         return None if self._set is None else checkpoint_layout.iteration_directory(self.directory, self._set.iteration)
 
-    def choose_start(self, config: RunConfig) -> RunConfig:
+    def choose_start(self, config: RunConfig, stored_step: int = 0) -> RunConfig:
         """Return `config` with the local checkpoint to start from, or unchanged if SAVE has a newer checkpoint.
 
+        `stored_step` is the step of copies in memory, which replace lost local checkpoints.
         Raises BadConfig if the local checkpoint has another model.
         """
         start, shared, last = config.checkpointing.start, resumed_iteration(config.checkpointing), config.batches.train_iters
         local_set = self._set = self._newest(shared, last, config.checkpointing.verify)
         if local_set is None:
-            self._report_lost_steps(shared, last, start)
+            self._report_lost_steps(max(shared, stored_step), last, start)
             return config
         checkpoint = checkpoint_layout.iteration_directory(self.directory, local_set.iteration)
         config = config.starting_at(str(checkpoint), continues=True)
@@ -183,7 +184,7 @@ class LocalCopies:
         return None if self.failure else local_set
 
     def _report_lost_steps(self, shared: int, last: int, start: str | None) -> None:
-        """Log the lost steps if no newer set is complete, and invalidate all present sets."""
+        """Log the lost steps if no set newer than `shared` is complete, and invalidate all present sets."""
         newest = self.identity.iteration
         if newest is not None and shared < newest < last:
             self.is_logged = self.failure is not None

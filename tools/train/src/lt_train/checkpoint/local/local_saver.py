@@ -11,7 +11,6 @@ while a checkpoint for SAVE is being written; the next step begins it.
 """
 
 import contextlib
-import os
 import shutil
 import threading
 import time
@@ -23,7 +22,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from lt_shared.console import ToolError
 from lt_shared.contracts import checkpoint_layout
 from lt_shared.contracts.recovery_notes import LocalCheckpoint
-from lt_shared.files import local_files
+from lt_shared.files import leftovers, local_files
 from lt_train.checkpoint import disk_space, saver
 from lt_train.checkpoint.local.copies import SHARDS, LocalCopies
 from lt_train.checkpoint.local.exchange import Beside, Transfer
@@ -77,7 +76,7 @@ class LocalSaver(Saver):
             return
         partial, problem = self._partial_directory(), None
         try:
-            partial.mkdir(exist_ok=True)
+            partial.mkdir(mode=0o700, exist_ok=True)
         except OSError as error:
             problem = f"{partial}: {error.strerror}"
         problem = first_failure(problem, self.device)
@@ -261,5 +260,5 @@ def _copy_nothing(*arguments: object) -> None:
 def _delete(checkpoint: Path) -> None:
     """Rename the checkpoint so that it disappears at once, and delete its files while training continues."""
     hidden = checkpoint.with_name(f".{checkpoint.name}.deleted")
-    os.rename(checkpoint, hidden)
+    leftovers.hide(checkpoint, hidden)
     threading.Thread(target=shutil.rmtree, args=(hidden,), kwargs={"ignore_errors": True}).start()

@@ -18,6 +18,25 @@ from lt_shared.models.architecture import Architecture
 POSITIVE = click.IntRange(min=1)
 LOCAL_INTERVAL = 100
 LAYOUTS = GPT, HYBRID = "gpt", "hybrid"
+AUTO = "auto"
+
+
+class CopyInterval(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.2
+    """A number of steps, or `auto`, which is 0."""
+
+    name = f"[steps|{AUTO}]"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        if value == AUTO or (isinstance(value, int) and value == 0):
+            return 0
+        try:
+            steps = int(value)
+        except ValueError:
+            steps = 0
+        if steps < 1:
+            self.fail(f"{value!r} is neither {AUTO} nor a number of steps above 0", param, ctx)
+        return steps
+
 
 OPTIONS = console.section(
     "Checkpoints and stopping",
@@ -39,6 +58,11 @@ OPTIONS = console.section(
         "--non-persistent-save-interval",
         type=POSITIVE,
         help="Copy shards to SAVE_LOCAL every N steps, by default 100; the next node keeps a second copy.",
+    ),
+    click.option(
+        "--replicate-interval",
+        type=CopyInterval(),
+        help="Copy the state every N steps to the memory of this node and the next; auto: for 1% of the time.",
     ),
     click.option("--keep-last", type=POSITIVE, help="Keep the newest N checkpoints; delete older ones. By default keep all."),
     click.option("--keep-every", type=POSITIVE, help="With --keep-last, also keep checkpoints whose step is a multiple of N."),
@@ -68,7 +92,8 @@ OPTIONS = console.section(
 @dataclasses.dataclass(frozen=True)
 class Checkpointing:
     """`save` and `load` are directories or URLs. If `keep_last` is None, all checkpoints are kept. `save_local` is a directory on
-    each node's disk. If `async_save` is None, the device and the memory of the nodes decide.
+    each node's disk. If `async_save` is None, the device and the memory of the nodes decide. `replicate_interval` is None without
+    copies in memory, 0 if their cost decides.
 
     `ckpt_layout` is None if checkpoints have the layers of the checkpoint to start from.
 
@@ -94,6 +119,7 @@ class Checkpointing:
     ckpt_layout: str | None
     exit_interval: int | None
     exit_duration_minutes: float | None
+    replicate_interval: int | None = None
     start: str | None = None
     continues: bool = False
 
@@ -152,6 +178,7 @@ def resolve_checkpointing(options: dict[str, Any]) -> Checkpointing:
         ckpt_layout=options["ckpt_layout"],
         exit_interval=options["exit_interval"],
         exit_duration_minutes=options["exit_duration_in_mins"],
+        replicate_interval=options["replicate_interval"],
     )
 
 
@@ -181,9 +208,14 @@ def check(settings: Checkpointing) -> Iterator[ToolError]:
     for name, value in (("--finetune", settings.finetune), ("--no-load-optim", settings.no_load_optim)):
         if value and not settings.load:
             yield BadConfig(f"{name} says what to take from --load, which is not given", f"add --load, or drop {name}")
-    with_save = {"--async-save": settings.async_save, "--keep-last": settings.keep_last, "--save-local": settings.save_local}
+    with_save = {
+        "--async-save": settings.async_save or None,
+        "--keep-last": settings.keep_last,
+        "--save-local": settings.save_local,
+        "--replicate-interval": settings.replicate_interval,
+    }
     for name, setting in with_save.items():
-        if setting and not settings.save:
+        if setting is not None and not settings.save:
             yield BadConfig(f"{name} without --save: nothing will be saved", "add --save DIRECTORY")
     if settings.save_local_interval and not settings.save_local:
         yield BadConfig("--save-local-interval without --save-local: there will be no copies", "add --save-local DIRECTORY")
@@ -193,6 +225,8 @@ def check(settings: Checkpointing) -> Iterator[ToolError]:
             " there will be no copies, since what is saved in SAVE has none",
             "drop --save-local" if settings.save_interval == 1 else f"use one below {settings.save_interval}",
         )
+    if settings.replicate_interval is not None and settings.no_save_optim:
+        yield BadConfig("--replicate-interval with --no-save-optim: the run could not resume", "drop one of them")
     if settings.save_local and settings.no_save_optim:
         yield BadConfig("--save-local with --no-save-optim: the run could not resume", "drop one of them")
     if settings.save_local and storage.is_remote(settings.save_local):

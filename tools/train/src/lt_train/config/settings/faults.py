@@ -30,11 +30,17 @@ OPTIONS = console.section(
         help="Go on with at least this many nodes after a node is lost; take it back when it returns.",
     ),
     click.option(
+        "--spare-nodes",
+        type=click.IntRange(min=0),
+        default=0,
+        help="Let N of the job's nodes wait, and replace lost nodes; add --max-restarts.",
+    ),
+    click.option(
         "--wait-for-nodes",
         type=console.FiniteRange(min=0),
         default=60.0,
         metavar="SECONDS",
-        help="With --min-nodes, wait this long for missing nodes.",
+        help="With --min-nodes or --max-restarts, wait this long for missing nodes.",
     ),
     click.option(
         "--check-replay-interval",
@@ -58,6 +64,7 @@ class Faults:
     wait_for_nodes_seconds: float = 60.0
     present_nodes: int = 1
     all_nodes: int = 1
+    spare_nodes: int = 0
 
     @property
     def timeout_seconds(self) -> float:
@@ -80,11 +87,19 @@ def resolve_faults(options: dict[str, Any]) -> Faults:
         options["check_replay_interval"],
         options["min_nodes"],
         options["wait_for_nodes"],
+        spare_nodes=options["spare_nodes"],
     )
 
 
 def check(faults: Faults, memory: Memory) -> Iterator[ToolError]:
-    """Yield BadConfig for step checks with FSDP, which keeps no gradients by rank, so that no rank can be blamed."""
+    """Yield BadConfig for options that contradict each other, and for step checks with FSDP.
+
+    FSDP keeps no gradients by rank, so that no rank can be blamed.
+    """
+    if faults.spare_nodes and not faults.max_restarts:
+        yield BadConfig("--spare-nodes without --max-restarts: no lost node would be replaced", "add --max-restarts")
+    if faults.spare_nodes and faults.min_nodes:
+        yield BadConfig("--spare-nodes with --min-nodes, which lets all nodes work", "drop one of them")
     if faults.check_replay_interval is not None and memory.fully_sharded:
         yield BadConfig(
             "--check-replay-interval with FSDP, which reduces gradients layer by layer: no rank keeps its own",

@@ -206,7 +206,11 @@ def _world_size(options: dict[str, Any], device_type: str, model_parallel: int) 
     node = rank_environment.find_node()
     if node is None:
         return options["ranks"] or device.default_ranks(device_type, model_parallel)
-    return node.nodes * (options["ranks"] or node.ranks or device.default_ranks(device_type, -(-model_parallel // node.nodes)))
+    nodes = node.nodes - int(options["spare_nodes"])
+    if nodes < 1:
+        raise UsageError(f"--spare-nodes {options['spare_nodes']} of {node.nodes} node(s): none is left", "use fewer")
+    ranks: int = options["ranks"] or node.ranks or device.default_ranks(device_type, -(-model_parallel // nodes))
+    return nodes * ranks
 
 
 def _interleaving(options: dict[str, Any], layers: int, pipeline: int) -> int | None:

@@ -30,7 +30,8 @@ from lt_train.parallel.ddp import wait_for_weights
 class Attention(MegatronModule):  # type: ignore[misc]
     """The self attention in a block.
 
-    `local_angles` replace the angles of the model in this layer. `rotates_by_kernel`: one kernel splits, normalizes and rotates.
+    `local_angles` replace the angles of the model in this layer; without `rotates`, it uses none. `rotates_by_kernel`: one kernel
+    splits, normalizes and rotates.
     `groups` is the number of local query groups, each with `group_heads` local heads. `shared_heads` counts the heads of a group
     that several ranks share; it is None if a rank has whole groups.
     """
@@ -42,6 +43,7 @@ class Attention(MegatronModule):  # type: ignore[misc]
         linears: Linears,
         core_attention: CausalAttention,
         local_angles: rope.Angles | None,
+        rotates: bool,
         rotates_by_kernel: bool,
     ):
         super().__init__(config=config)
@@ -51,7 +53,7 @@ class Attention(MegatronModule):  # type: ignore[misc]
         self.groups = max(1, groups // ranks)
         self.group_heads = heads // ranks // self.groups
         self.shared_heads = heads // groups if ranks > groups else None
-        self.local_angles, self.rotates_by_kernel = local_angles, rotates_by_kernel
+        self.local_angles, self.rotates, self.rotates_by_kernel = local_angles, rotates, rotates_by_kernel
         self.magnitude = rope.rotated_magnitude(architecture)
         self.recomputes_core = recomputation.is_chosen(config, "core_attn")
         # The order of the submodules determines the order in megatron-core's gradient buffers and optimizer states.
@@ -87,7 +89,9 @@ class Attention(MegatronModule):  # type: ignore[misc]
 
     def _heads(self, mixed: Tensor, angles: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         """Return the local queries [s, b, heads, d], keys and values [s, b, groups, d]."""
-        if angles is not None and self.local_angles is not None:
+        if not self.rotates:
+            angles = None
+        elif angles is not None and self.local_angles is not None:
             angles = self.local_angles(len(mixed))
         if self.rotates_by_kernel and angles is not None:
             return self._heads_by_kernel(mixed, angles)

@@ -53,6 +53,7 @@ OPTIONS = console.section(
     click.option(
         "--rotary-percent", type=console.FiniteRange(0, 1, min_open=True), help="Set the part of each head that is rotated."
     ),
+    click.option("--no-rope-freq", type=POSITIVE, help="Rotate nothing in every layer of this number (SmolLM3)."),
     click.option("--use-rope-scaling", is_flag=True, help="Scale the rotary embeddings as Llama 3.1 does."),
     click.option(
         "--rope-scaling",
@@ -65,6 +66,9 @@ OPTIONS = console.section(
         help="Set the factor of --use-rope-scaling; by default the preset's, or 8.",
     ),
     click.option("--swiglu", is_flag=True, default=None, help="Use gated feed-forward layers with SiLU."),
+    click.option(
+        "--squared-relu", is_flag=True, default=None, help="Use feed-forward layers without gates, with squared ReLU (Nemotron)."
+    ),
     click.option("--disable-bias-linear", is_flag=True, default=None, help="Drop the biases of linear layers."),
     click.option("--add-qkv-bias", is_flag=True, default=None, help="Add biases to queries, keys and values only (Qwen2)."),
     click.option("--qk-layernorm", is_flag=True, default=None, help="Normalize queries and keys (Qwen3)."),
@@ -99,6 +103,7 @@ SIZES = {
     "add_qkv_bias": "add_qkv_bias",
     "qk_layernorm": "qk_layernorm",
     "mtp_num_layers": "mtp_num_layers",
+    "no_rope_freq": "no_rope_freq",
 }
 
 
@@ -118,6 +123,12 @@ def resolve_architecture(options: dict[str, Any], datasets: tuple[Dataset, ...])
             changes |= {"window_attn_skip_freq": None, "local_rotary_base": None}
     if base.embedding_multiplier == base.hidden_size**0.5 and base.embedding_multiplier != 1:
         changes["embedding_multiplier"] = changes.get("hidden_size", base.hidden_size) ** 0.5
+    if options["squared_relu"]:
+        if base.family == "gpt":
+            raise BadConfig("--squared-relu for a model with learned positions", f"drop it; {LLAMA_STYLE}")
+        changes |= {"activation": "relu2", "gated_linear_unit": False}
+    if base.family == "llama" and options["normalization"]:
+        changes["normalization"] = options["normalization"]
     for part in PARTS:
         changes |= part.changed_fields(options, base, changes)
     changes["rope_scaling"] = _rope_scaling(options, base)
@@ -226,7 +237,7 @@ def _check_family(options: dict[str, Any], architecture: Architecture) -> None:
                 f"{name} {value} does not go with the {architecture.family} family, which has {expected[name]}",
                 LLAMA_STYLE,
             )
-    for name in ("rotary_base", "rotary_percent", "use_rope_scaling", "rope_scaling", "rope_scaling_factor"):
+    for name in ("rotary_base", "rotary_percent", "no_rope_freq", "use_rope_scaling", "rope_scaling", "rope_scaling_factor"):
         if architecture.family == "gpt" and options[name]:
             raise BadConfig(f"--{name.replace('_', '-')} for a model with learned positions", f"drop it; {LLAMA_STYLE}")
     if architecture.family == "gpt" and options["no_position_embedding"]:

@@ -13,7 +13,9 @@ def describe(architecture: Architecture) -> list[str]:
         *_mixer_words(model),
         *_expert_words(model),
         *_head_words(model),
-        f"rotary base {model.rotary_base:g}" if llama else f"{model.max_position_embeddings} learned positions",
+        f"rotary base {model.rotary_base:g}{_unrotated_words(model)}"
+        if llama
+        else f"{model.max_position_embeddings} learned positions",
         _scaling_words(model.rope_scaling),
         _window_words(model),
         "sinks" if model.attention_sinks else "",
@@ -45,7 +47,7 @@ def _expert_words(model: Architecture) -> list[str]:
     groups = f" from {model.moe_router_group_topk} of {model.moe_router_num_groups} groups" if model.moe_router_num_groups else ""
     return [
         f"{model.num_experts} experts of {model.expert_size}, {model.moe_router_topk} per token{groups}",
-        f"a shared one of {shared}" if shared else "",
+        f"a shared one of {shared}{' with a gate' if model.moe_shared_expert_gate else ''}" if shared else "",
         "balanced by biases" if model.moe_router_enable_expert_bias else "",
         f"feed-forward {model.ffn_hidden_size} in the first {dense}" if dense else "",
     ]
@@ -69,6 +71,10 @@ def _scaling_words(scaling: AnyScaling | None) -> str:
     return f"scaled by {scaling.factor:g}{kind}" if scaling.factor else f"scaled{kind}"
 
 
+def _unrotated_words(model: Architecture) -> str:
+    return f" but in every layer {model.no_rope_freq}, which rotates nothing" if model.no_rope_freq else ""
+
+
 def _window_words(model: Architecture) -> str:
     if not model.sliding_window:
         return ""
@@ -80,8 +86,9 @@ def _window_words(model: Architecture) -> str:
 
 def _layer_words(model: Architecture) -> str:
     place = {"pre": "", "post": " behind the layers", "both": " before and behind the layers"}[model.norm_placement]
-    activation = {"silu": "SwiGLU", "gelu_tanh": "GeGLU", "clamped_swiglu": "clamped SwiGLU"}[model.activation]
-    return f"RMSNorm{' times 1 + weight' if model.layernorm_zero_centered_gamma else ''}{place}, {activation}"
+    gated = {"silu": "SwiGLU", "gelu_tanh": "GeGLU", "clamped_swiglu": "clamped SwiGLU"}
+    activation = gated[model.activation] if model.is_gated else {"gelu_tanh": "GELU", "relu2": "squared ReLU"}[model.activation]
+    return f"{model.normalization}{' times 1 + weight' if model.layernorm_zero_centered_gamma else ''}{place}, {activation}"
 
 
 def _qk_norm_words(model: Architecture) -> str:
