@@ -87,9 +87,8 @@ class Nodes:
 
     def endpoints(self) -> list[Endpoint]:
         """Return where the leader may be: where the run's directory says, or on the first node."""
-        recorded = read_leader(self.directory)
-        first = [(self.node.master_address, self.node.master_port)] if self.number else []
-        return ([recorded] if recorded else []) + first
+        first = (self.node.master_address, self.node.master_port) if self.number else None
+        return [endpoint for endpoint in (read_leader(self.directory), first) if endpoint]
 
     @property
     def ranks_per_node(self) -> int:
@@ -134,13 +133,10 @@ class Nodes:
 
 def read_leader(directory: Path | None) -> Endpoint | None:
     """Read where the launcher that leads the run in `directory` listens. It may have ended."""
-    if directory is None:
-        return None
-    try:
-        record = json.loads((directory / LEADER_FILE).read_bytes())
+    with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
+        record = json.loads((directory / LEADER_FILE).read_bytes()) if directory else {}
         return str(record["address"]), int(record["port"])
-    except (OSError, ValueError, TypeError, KeyError):
-        return None
+    return None
 
 
 def has_leader(directory: Path | None) -> bool:
