@@ -78,7 +78,7 @@ class Nodes:
     config: RunConfig
     resolve: Resolve
     prepare: Prepare
-    own_run: OwnRun = contextlib.nullcontext
+    own_run: OwnRun | None = None
     directory: Path | None = None
 
     @property
@@ -162,7 +162,7 @@ def run(nodes: Nodes, ranks: Ranks, is_first: bool) -> int:
                 return role.run(ranks)
             except LeaderLost:
                 ranks.stop()
-                if isinstance(role, LeadingRun) or nodes.directory is None or not role.members:
+                if isinstance(role, LeadingRun) or nodes.own_run is None or nodes.directory is None or not role.members:
                     raise
                 # The next leader has the lowest number in the attempt.
                 lowest = min(role.members)
@@ -171,8 +171,8 @@ def run(nodes: Nodes, ranks: Ranks, is_first: bool) -> int:
                     stack.enter_context(nodes.own_run(max(LOCK_SECONDS, faults.wait_for_nodes_seconds)))
                     role = LeadingRun(nodes, role.listener, role.address, faults.wait_for_nodes_seconds)
                 else:
-                    endpoint = role.members[lowest]
-                    role = FollowingRun(nodes, lambda endpoint=endpoint: [endpoint], start_seconds)
+                    endpoints = [role.members[lowest]]
+                    role = FollowingRun(nodes, endpoints.copy, start_seconds)
 
 
 class LeadingRun:
