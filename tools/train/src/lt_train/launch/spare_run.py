@@ -339,6 +339,8 @@ class FollowingSpareRun:
 
         def watch() -> None:
             for message in group.receive():
+                if "group" in message:
+                    self._group = Group.read(message["group"])
                 if message.get("hold") == begin["begin"]:
                     raise Held
                 if message.get("stop") == begin["begin"]:
