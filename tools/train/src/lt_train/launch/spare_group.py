@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
 from lt_train.launch.kept_copies import newest_common
-from lt_train.launch.node_group import Leader
+from lt_train.launch.node_group import Leader, listen
 
 Place = list[Any]
 """Host and port of a launcher's copies."""
@@ -51,8 +51,8 @@ class SpareLeader(Leader):
     """The side of the node that leads. `inventories` has the answers of the members that hold their ranks."""
 
     def __init__(self, address: str, port: int, nodes: int, settings: str, number: int = 0):
-        super().__init__(address, port, nodes, settings)
-        self.number, self.local_address = number, address
+        super().__init__(listen(address, port), number, nodes, settings)
+        self.local_address = address
         self.inventories: dict[int, Inventory] = {}
         # The nodes with ranks and the restarts that are left, and the hosts that the members know.
         self._plan: dict[str, Any] | None = None
