@@ -251,11 +251,37 @@ def lowest(session: nox.Session) -> None:
     session.install("-c", str(CONSTRAINTS), "uv")
     editable = [word for path in DISTRIBUTIONS for word in ("-e", LOWEST.get(path, path))]
     session.run(
-        *("uv", "pip", "install", "--no-config", "--resolution", "lowest-direct", "--python", session.virtualenv.location),
+        # Without tool.uv.sources, which is about installations that are not editable.
+        *("uv", "pip", "install", "--no-config", "--no-sources", "--resolution", "lowest-direct"),
+        *("--python", session.virtualenv.location),
         *editable,
         env={"LT_SHARED_BY_VERSION": "1"},
     )
     session.run("python", "tests/install/lowest_versions.py")
+
+
+@nox.session(venv_backend="virtualenv", python="3.13")
+def newest(session: nox.Session) -> None:
+    """Run the tests that touch other packages with their newest releases, on the newest Python, and print a table of versions.
+
+    `-- --pre` takes pre-releases, `-- --megatron PATH` megatron-core from a checkout, `-- --package NAME` runs the tests of a
+    package only. Other arguments are pytest's. Not part of CI: what it finds is to be mended or listed in docs/versions.md.
+    """
+    words = list(session.posargs)
+    megatron = words.pop(words.index("--megatron") + 1) if "--megatron" in words else None
+    words = [word for word in words if word != "--megatron"]
+    session.install("-c", str(CONSTRAINTS), "uv")
+    prereleases = ("--prerelease", "allow") if "--pre" in words else ()
+    pip = ("uv", "pip", "install", "--no-config", "--no-sources", "--python", session.virtualenv.location)
+    editable = [word for path in DISTRIBUTIONS for word in ("-e", path)]
+    requirements = ("-r", "tests/requirements.txt", "-r", "tests/install/requirements.txt")
+    session.run_install(*pip, "--upgrade", *prereleases, *editable, *requirements, env={"LT_SHARED_BY_VERSION": "1"})
+    session.run_install(*pip, "--no-deps", "-r", "tests/requirements-no-deps.txt")
+    if megatron:
+        # Its version is beyond the bound of the metadata, which says what was tried.
+        session.run_install(*pip, "--no-deps", megatron)
+    workers = ("-n", str(len(os.sched_getaffinity(0))), "--dist", "loadfile")
+    session.run("python", "tests/install/newest_versions.py", *workers, *words, env=TESTS_ENVIRONMENT)
 
 
 @task

@@ -26,7 +26,7 @@ from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
 from megatron.core.models.gpt.gpt_model import GPTModel
 from megatron.core.tensor_parallel import random as megatron_random
 from megatron.core.transformer.transformer_config import TransformerConfig
-from megatron_model import without_transformer_engine
+from megatron_model import place_in_whole, without_transformer_engine
 
 from lt_convert.commands import conversion
 from lt_convert.commands.conversion import Request
@@ -98,7 +98,7 @@ def fill(model: GPTModel) -> None:
             if isinstance(tensor, ShardedTensor):
                 generator = torch.Generator().manual_seed(zlib.crc32(tensor.key.encode()))
                 whole = torch.randn(tensor.global_shape, generator=generator) * 0.1 + ("norm" in tensor.key)
-                tensor.data.copy_(whole[tensor.global_slice()].reshape(tensor.data.shape))
+                tensor.data.copy_(whole[place_in_whole(tensor)].reshape(tensor.data.shape))
 
 
 def rank_file(run: str, directory: str) -> Path:

@@ -105,6 +105,7 @@ def build(
         moe_layer_freq=[0] * dense + [1] * (architecture.num_layers - dense) if dense else 1,
         moe_ffn_hidden_size=architecture.expert_size if architecture.num_experts else None,
         moe_shared_expert_intermediate_size=architecture.moe_shared_expert_intermediate_size,
+        moe_shared_expert_gate=architecture.moe_shared_expert_gate,
         moe_router_score_function=architecture.moe_router_score_function,
         moe_router_enable_expert_bias=architecture.moe_router_enable_expert_bias,
         moe_router_num_groups=architecture.moe_router_num_groups,
@@ -207,6 +208,13 @@ def _gpt_oss() -> dict[str, Any]:
     }
 
 
+def place_in_whole(tensor: ShardedTensor) -> tuple[int | slice, ...]:
+    """The index of a shard in the tensor of the whole model, which megatron-core up to 0.19 had as `global_slice`."""
+    axes = tensor.prepend_axis_num
+    begins = zip(tensor.global_offset[axes:], tensor.local_shape, strict=True)
+    return (*tensor.global_offset[:axes], *(slice(begin, begin + length) for begin, length in begins))
+
+
 def fill(model: GPTModel) -> None:
     """Give every weight the slice of a tensor that depends on its global name alone, however the model is cut."""
     state = model.sharded_state_dict()
@@ -216,7 +224,7 @@ def fill(model: GPTModel) -> None:
             if isinstance(tensor, ShardedTensor):
                 generator = torch.Generator().manual_seed(zlib.crc32(tensor.key.encode()))
                 whole = torch.randn(tensor.global_shape, generator=generator) * 0.1 + ("norm" in tensor.key)
-                part = whole[tensor.global_slice()].reshape(tensor.data.shape)
+                part = whole[place_in_whole(tensor)].reshape(tensor.data.shape)
                 tensor.data.copy_(part)
 
 

@@ -109,7 +109,7 @@ def set_gradients(chunk: DistributedDataParallel, step: int) -> None:
             if isinstance(tensor, ShardedTensor):
                 generator = torch.Generator().manual_seed(zlib.crc32(f"{tensor.key}{step}".encode()))
                 whole = torch.randn(tensor.global_shape, generator=generator)
-                tensor.data.copy_(whole[tensor.global_slice()].reshape(tensor.data.shape))
+                tensor.data.copy_(whole[megatron_model.place_in_whole(tensor)].reshape(tensor.data.shape))
         for parameter, weight in zip(chunk.module.parameters(), before, strict=True):
             parameter.main_grad.copy_(parameter.float())
             parameter.copy_(weight)

@@ -12,7 +12,13 @@ from pathlib import Path
 import resolution
 import uv
 
-EXTRAS = {"shared": "s3", "tools/preprocess": "parquet", "tools/train": "tensorboard"}
+EXTRAS = {
+    "shared": "s3",
+    "tools/convert": "logits",
+    "tools/monitor": "pandas",
+    "tools/preprocess": "parquet,lz4,hf,language",
+    "tools/train": "tensorboard,wandb",
+}
 LOWEST = ("--resolution", "lowest-direct")
 
 

@@ -49,6 +49,7 @@ ARCHITECTURES = {
     "ernie4.5": small("tiny-ernie4.5"),
     "glm": small("tiny-glm"),
     "glm4": small("tiny-glm4"),
+    "qwen2-moe": small("tiny-qwen2-moe"),
     "olmoe": small("tiny-olmoe"),
     "minimax-m2": small("tiny-minimax-m2"),
     "seed-oss": small("tiny-seed-oss"),

@@ -78,14 +78,20 @@ def load(run: Path) -> None:
         params_dtype=args.params_dtype,
         use_cpu_initialization=True,
     )
-    model = GPTModel(
-        config=config,
-        transformer_layer_spec=get_gpt_layer_local_spec(normalization=args.normalization),
-        vocab_size=args.padded_vocab_size,
-        max_sequence_length=args.max_position_embeddings,
-        share_embeddings_and_output_weights=not args.untie_embeddings_and_output_weights,
-        position_embedding_type=args.position_embedding_type,
-    )
+    options = {
+        "vocab_size": args.padded_vocab_size,
+        "max_sequence_length": args.max_position_embeddings,
+        "share_embeddings_and_output_weights": not args.untie_embeddings_and_output_weights,
+        "position_embedding_type": args.position_embedding_type,
+    }
+    model: Any
+    if getattr(args, "hybrid_layer_pattern", None):
+        # megatron-core 0.16 has none.
+        from hybrid_stack import dense_model
+
+        model = dense_model(config, args.hybrid_layer_pattern, **options)
+    else:
+        model = GPTModel(config, get_gpt_layer_local_spec(normalization=args.normalization), **options)
     distributed = args.use_distributed_optimizer
     wrapped = DistributedDataParallel(
         config,

@@ -290,7 +290,6 @@ def test_what_a_type_takes_for_granted(config: Any) -> None:
         ("gemma3n_text", "embeddings for every layer"),
         ("granitemoe", "all experts of a layer in one matrix"),
         ("phimoe", "a router that chooses its two experts one after the other"),
-        ("qwen2_moe", "a shared expert with a gate of its own"),
     ],
 )
 def test_a_model_that_cannot_be_computed_is_refused_with_what_it_would_need(kind: str, reason: str) -> None:

@@ -52,7 +52,6 @@ def test_each_field_of_the_programs_has_the_fate_of_the_table() -> None:
         {"moe_router_topk_limited_devices": 1},
         {"moe_router_force_load_balancing": True},
         {"moe_router_force_biased": -0.5},
-        {"moe_shared_expert_gate": True},
         {"moe_latent_size": 16},
         {"no_rope_freq": [0, 1, 0, 0]},
         {"squared_relu": True},

@@ -52,6 +52,7 @@ PUBLISHED = {
     "granite-3.0-8b": 8_170_848_256,
     "granite-3.1-2b": 2_533_531_648,
     "granite-3.1-8b": 8_170_848_256,
+    "qwen1.5-moe-a2.7b": 14_315_784_192,
     "qwen3-30b-a3b": 30_532_122_624,
     "deepseek-v2-lite": 15_706_484_224,
     "deepseek-v2": 235_741_434_880,
@@ -74,26 +75,29 @@ PUBLISHED = {
     "gemma3-27b": 27_009_346_304,
     "glm-4.5": 352_797_814_784,
     "glm-4.5-air": 106_852_245_504,
-    "glm-4.7-flash": 29_943_390_976,
-    "dots.llm1": 142_774_373_888,
-    "minimax-m2": 228_689_748_992,
     "olmoe-1b-7b": 6_919_161_856,
-    "seed-oss-36b": 36_151_104_512,
     "gemma-2b": 2_506_172_416,
     "gemma-7b": 8_537_680_896,
     "smollm3-3b": 3_075_098_624,
-    "exaone-4.0-1.2b": 1_279_391_488,
-    "exaone-4.0-32b": 32_003_216_384,
-    "nemotron-4-15b": 15_628_775_424,
-    "nemotron-4-340b": 341_029_195_776,
     "starcoder2-3b": 3_030_371_328,
     "starcoder2-7b": 7_173_923_840,
     "starcoder2-15b": 15_957_889_024,
-    "ernie-4.5-0.3b": 360_748_032,
-    "glm-4-9b": 9_399_951_360,
-    "glm-4-9b-0414": 9_400_279_040,
     "gpt-oss-20b": 20_914_757_184,
     "gpt-oss-120b": 116_829_156_672,
+}
+# Billions, of publishers that round.
+ROUNDED = {
+    "glm-4.7-flash": 29.9,
+    "dots.llm1": 143,
+    "minimax-m2": 229,
+    "seed-oss-36b": 36.2,
+    "exaone-4.0-1.2b": 1.28,
+    "exaone-4.0-32b": 32.0,
+    "nemotron-4-15b": 15.6,
+    "nemotron-4-340b": 341,
+    "ernie-4.5-0.3b": 0.36,
+    "glm-4-9b": 9.40,
+    "glm-4-9b-0414": 9.40,
 }
 GPT_OSS = [("gpt-oss-20b", 4.187), ("gpt-oss-120b", 5.712)]
 TINY = [name for name in PRESETS if name.startswith("tiny")]
@@ -106,7 +110,12 @@ def test_published_parameters(name: str) -> None:
     assert preset(name).parameters() == PUBLISHED[name]
 
 
-@pytest.mark.parametrize("name", [*PUBLISHED, *TINY])
+@pytest.mark.parametrize("name", ROUNDED)
+def test_published_billions(name: str) -> None:
+    assert preset(name).parameters() / 1e9 == pytest.approx(ROUNDED[name], rel=5e-3)
+
+
+@pytest.mark.parametrize("name", [*PUBLISHED, *ROUNDED, *TINY])
 def test_transformers_makes_the_same_model(name: str) -> None:
     if preset(name).family == "gpt":
         config = GPT2Config(vocab_size=2048, n_positions=1024, n_embd=128, n_layer=4, n_head=4)
@@ -135,7 +144,7 @@ def test_active_parameters(name: str, billions: float) -> None:
 
 
 def test_every_preset_is_checked() -> None:
-    assert set(PRESETS) == {*PUBLISHED, *GPT3, *TINY}
+    assert set(PRESETS) == {*PUBLISHED, *ROUNDED, *GPT3, *TINY}
     assert len(GPT3) == 8
     assert all(architecture.name == name for name, architecture in PRESETS.items())
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -114,6 +115,32 @@ def test_a_hyperpod_recipe(tmp_path: Path) -> None:
     assert not list(problems(run_config))
     model = run_config.architecture
     assert (model.parameters(), model.tie_embeddings, model.rope_scaling and model.rope_scaling.factor) == (1235814400, True, 32)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "reason"),
+    [
+        ({"run": {"model_type": "amazon.nova-2-lite-v1:0:256k"}}, "its shape is not public"),
+        (
+            {"run": {"model_type": "hyperpod_checkpointless_nemo"}, "strategy": {"tensor_model_parallel_size": 8}},
+            "container's code",
+        ),
+        ({"distributed_strategy": {"pipeline_model_parallel_size": 8}, "run": {"compile": 0}}, "a recipe for Trainium"),
+        ({"model": {"model_type": "falcon", "num_hidden_layers": 2}}, "model.model_type"),
+        (
+            {"model": {"model_type": "mixtral", "moe": True, "num_local_experts": 8, "moe_load_balancing": "sinkhorn"}},
+            "model.moe_load_balancing",
+        ),
+        ({"model": {"model_type": "llama_v3", "multi_modal": True, "num_hidden_layers": 2}}, "models of text alone"),
+    ],
+)
+def test_a_hyperpod_recipe_that_cannot_be_trained_says_why(recipe: dict[str, Any], reason: str, tmp_path: Path) -> None:
+    """As recipes_collection/recipes/training of versions 1 and 2 has them, reduced."""
+    path = tmp_path / "recipe.yaml"
+    path.write_text(yaml.safe_dump(recipe))
+    outcome = CliRunner().invoke(command, [str(path)])
+    assert isinstance(outcome.exception, BadData)
+    assert reason in f"{outcome.exception} {outcome.output}"
 
 
 def test_the_launchers_file_has_nothing_to_carry() -> None:

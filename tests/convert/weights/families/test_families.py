@@ -67,6 +67,16 @@ ARCHITECTURES = {
     "qwen3-moe-unnormalised": dataclasses.replace(
         LLAMA, num_experts=4, ffn_hidden_size=40, qk_layernorm=True, kv_channels=16, moe_router_pre_softmax=True
     ),
+    "qwen2-moe": dataclasses.replace(
+        LLAMA,
+        num_experts=4,
+        ffn_hidden_size=40,
+        add_qkv_bias=True,
+        moe_shared_expert_intermediate_size=48,
+        moe_shared_expert_gate=True,
+        moe_router_pre_softmax=True,
+        norm_epsilon=1e-6,
+    ),
     "phi3": dataclasses.replace(LLAMA, sliding_window=24, rotary_percent=0.5, model_type="phi3"),
     # As wide as its experts, like the published ones: a matrix that is not transposed fits.
     "gpt-oss": dataclasses.replace(

@@ -9,7 +9,12 @@ def weights(model: Sizes, layer: int, experts: int) -> int:
     if not model.has_experts(layer):
         return matrices * model.hidden_size * model.ffn_hidden_size
     width = experts * model.expert_size + (model.moe_shared_expert_intermediate_size or 0)
-    return (model.num_experts or 0) * model.hidden_size + matrices * model.hidden_size * width
+    return whole_weights(model) + matrices * model.hidden_size * width
+
+
+def whole_weights(model: Sizes) -> int:
+    """Return the weights of a router and of the shared expert's gate, which no tensor-parallel rank divides."""
+    return ((model.num_experts or 0) + model.moe_shared_expert_gate) * model.hidden_size
 
 
 def biases(model: Sizes, layer: int, experts: int) -> int:

@@ -42,7 +42,8 @@ class Sizes:
     `normalization` is the kind of all norms in the Llama style; LayerNorm has a bias.
 
     Experts: the layers from `moe_first_dense_layers` on have `num_experts` experts of size `moe_ffn_hidden_size`. A token goes to
-    `moe_router_topk` experts and through a shared expert of size `moe_shared_expert_intermediate_size`. If no layer is dense, the
+    `moe_router_topk` experts and through a shared expert of size `moe_shared_expert_intermediate_size`, whose output
+    `moe_shared_expert_gate` multiplies by the sigmoid of a projection. If no layer is dense, the
     experts' size is `ffn_hidden_size`, and `moe_ffn_hidden_size` is None.
     With `moe_router_pre_softmax`, probabilities are not normalised over the chosen experts. With groups, experts are chosen from
     the `moe_router_group_topk` best of `moe_router_num_groups` groups; a group's score is the sum of its best
@@ -111,6 +112,7 @@ class Sizes:
     no_rope_freq: int | None = None
     gated_linear_unit: bool = True
     normalization: Normalization = "RMSNorm"
+    moe_shared_expert_gate: bool = False
 
     def __post_init__(self) -> None:
         sizes = ("num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "num_query_groups", "vocab_size")
@@ -221,6 +223,8 @@ class Sizes:
         if self.moe_first_dense_layers == 0 or self.moe_ffn_hidden_size == self.ffn_hidden_size:
             object.__setattr__(self, "ffn_hidden_size", self.expert_size)
             object.__setattr__(self, "moe_ffn_hidden_size", None)
+        if self.moe_shared_expert_gate and not self.moe_shared_expert_intermediate_size:
+            raise BadConfig("a gate of the shared expert, and no shared expert", "give moe_shared_expert_intermediate_size")
         if self.moe_router_enable_expert_bias and self.moe_router_score_function != "sigmoid":
             raise BadConfig("biases that balance experts need sigmoid scores", "give moe_router_score_function sigmoid")
         if self.moe_router_score_function == "sigmoid":
@@ -336,6 +340,7 @@ _OPTIONAL_NUMBERS = ("local_rotary_base", "softmax_scale", "attn_logit_softcappi
 _SWITCHES = (
     *("tie_embeddings", "add_qkv_bias", "qk_layernorm", "moe_router_pre_softmax", "moe_router_enable_expert_bias"),
     *("attention_sinks", "layernorm_zero_centered_gamma", "add_bias_linear", "gated_linear_unit"),
+    "moe_shared_expert_gate",
 )
 _WORDS = {
     "moe_router_score_function": ("softmax", "sigmoid"),
@@ -346,5 +351,5 @@ _WORDS = {
 }
 _OF_EXPERTS = (
     *("moe_ffn_hidden_size", "moe_first_dense_layers", "moe_shared_expert_intermediate_size", "moe_router_pre_softmax"),
-    *("moe_router_enable_expert_bias", "moe_router_num_groups"),
+    *("moe_router_enable_expert_bias", "moe_router_num_groups", "moe_shared_expert_gate"),
 )

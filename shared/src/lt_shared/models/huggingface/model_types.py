@@ -25,6 +25,7 @@ from lt_shared.models.huggingface.llama import LLAMA, MISTRAL, MIXTRAL, QWEN2, Q
 from lt_shared.models.huggingface.minimax_m2 import MINIMAX_M2
 from lt_shared.models.huggingface.olmo import OLMO2, OLMO3, OLMOE
 from lt_shared.models.huggingface.phi3 import PHI3, architecture_without_usual_factor
+from lt_shared.models.huggingface.qwen2_moe import QWEN2_MOE
 from lt_shared.models.huggingface.qwen3_moe import QWEN3_MOE
 from lt_shared.models.huggingface.seed_oss import SEED_OSS
 from lt_shared.models.huggingface.smollm3 import SMOLLM3
@@ -35,6 +36,7 @@ _ALL = (
     QWEN2,
     QWEN3,
     MIXTRAL,
+    QWEN2_MOE,
     QWEN3_MOE,
     PHI3,
     GRANITE,

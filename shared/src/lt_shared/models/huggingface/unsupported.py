@@ -30,7 +30,6 @@ _FUSED_EXPERTS = (
 _SPARSE_MIXER = (
     "a router that chooses its two experts one after the other, and norms with biases, and would need both in the layers"
 )
-_GATED_SHARED_EXPERT = "a shared expert with a gate of its own, and would need that gate beside megatron-core's shared expert"
 _BLOCK_SPARSE = "block-sparse attention and a clamped GEGLU, and would need kernels for both"
 _REASONS: Mapping[str, tuple[str, ...]] = {
     _CHUNKED: ("llama4", "llama4_text"),
@@ -46,7 +45,6 @@ _REASONS: Mapping[str, tuple[str, ...]] = {
     _CONVOLUTIONS: ("lfm2", "lfm2_moe"),
     _FUSED_EXPERTS: ("granitemoe", "granitemoeshared"),
     _SPARSE_MIXER: ("phimoe",),
-    _GATED_SHARED_EXPERT: ("qwen2_moe",),
     _BLOCK_SPARSE: ("phi3small",),
 }
 HINT = "docs/guides/models.md lists the families that are supported"

@@ -25,6 +25,7 @@ LATENT_NORM_EPSILON = 1e-6
 _FEATURES = {
     "sliding_window": "window_size",
     "moe_shared_expert_intermediate_size": "moe_shared_expert_intermediate_size",
+    "moe_shared_expert_gate": "moe_shared_expert_gate",
     "moe_router_pre_softmax": "moe_router_pre_softmax",
     "moe_router_score_function": "moe_router_score_function",
     "moe_router_enable_expert_bias": "moe_router_enable_expert_bias",

@@ -28,7 +28,8 @@ rope_scaling_factor scale_factor low_freq_factor high_freq_factor old_context_le
 original_max_position_embeddings beta_fast beta_slow mscale mscale_all_dim yarn_rotary_scaling_factor
 yarn_original_max_position_embeddings yarn_beta_fast yarn_beta_slow yarn_mscale yarn_mscale_all_dim
 yarn_correction_range_round_to_int multi_latent_attention q_lora_rank kv_lora_rank qk_head_dim qk_pos_emb_head_dim v_head_dim
-squared_relu no_rope_freq use_mup mup_base_hidden_size mup_embedding_mult mup_output_mult mup_base_head_dim mup_attn_scale_power
+squared_relu no_rope_freq moe_shared_expert_gate
+use_mup mup_base_hidden_size mup_embedding_mult mup_output_mult mup_base_head_dim mup_attn_scale_power
 hybrid_layer_pattern hybrid_override_pattern
 """
 READ = frozenset(_READ_TEXT.split())
@@ -47,7 +48,6 @@ _OFF: Mapping[str, tuple[tuple[Any, ...], str]] = {
     "moe_router_topk_limited_devices": (_ABSENT, f"{_ROUTER}: it depends on the number of devices of the run"),
     **dict.fromkeys(("moe_router_force_load_balancing", "moe_router_force_biased"), (_ABSENT, "the router adds random numbers")),
     "moe_apply_probs_on_input": (_ABSENT, _ROUTER),
-    "moe_shared_expert_gate": (_ABSENT, "the shared expert has a gate, which is not supported"),
     "moe_latent_size": (_ABSENT, "its experts work on a projection of the hidden states, which is not supported"),
     **dict.fromkeys(("rotary_interleaved", "mrope_section", "rotary_base_per_layer"), (_ABSENT, _POSITIONS)),
     **dict.fromkeys(("rotary_seq_len_interpolation_factor", "seq_len_interpolation_factor"), (_NO_FACTOR, _POSITIONS)),

@@ -35,7 +35,7 @@ def _named() -> click.Group:
 
 
 @click.command(cls=console.DefaultCommand, examples=EXAMPLES, named=_named)
-@console.version_option("lt-convert", "numpy", "tokenizers", "s3fs")
+@console.version_option("lt-convert", "numpy", "s3fs")
 @click.argument("sources", cls=console.Operands, metavar="SRC...", nargs=-1, required=True)
 @to_option
 @click.option(

@@ -11,11 +11,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
+from lt_convert.tokenizers import tokenizer_json
+from lt_convert.tokenizers.tokenizer_json import TokenizerJson
 from lt_shared.console import BadData, warn
 from lt_shared.files import storage, strict_json
 from lt_shared.tokenizers import llama3, tekken
 from lt_shared.tokenizers.byte_symbols import SYMBOL_OF_BYTE
-from lt_shared.tokenizers.configuration import FLAGS, Configuration
+from lt_shared.tokenizers.configuration import Configuration
 from lt_shared.tokenizers.tokenizer_files import MODEL_CONFIGURATION, TokenizerFiles
 
 TOKENIZER = "tokenizer.json"
@@ -46,17 +48,15 @@ def write(files: TokenizerFiles, directory: Path, maximum_length: int, vocab_siz
         configuration = _read_json(directory / CONFIGURATION) if (directory / CONFIGURATION).is_file() else {}
         tokenizer = _build(files, configuration)
         _add_tokens(tokenizer, files.configuration(), configuration, directory)
-        tokenizer.save(str(directory / TOKENIZER))
+        storage.write_bytes(directory / TOKENIZER, tokenizer.to_bytes())
     return _describe(directory, maximum_length, vocab_size)
 
 
-def load(files: TokenizerFiles) -> Any:
-    """The `tokenizers.Tokenizer` that transformers loads from the files, with the added tokens that only companions name.
+def load(files: TokenizerFiles) -> TokenizerJson:
+    """The tokenizer that transformers loads from the files, with the added tokens that only companions name.
 
     Raises BadData for files that are no tokenizer.
     """
-    from tokenizers import AddedToken, Tokenizer
-
     path = next((path for path in (*files.files, *files.other_forms) if path.name == TOKENIZER), None)
     if files.kind == "tokenizer.json":
         path = files.files[0]
@@ -66,18 +66,15 @@ def load(files: TokenizerFiles) -> Any:
         tokenizer = _build(files, configuration)
         _add_tokens(tokenizer, files.configuration(), configuration, files.directory)
         return tokenizer
-    try:
-        tokenizer = Tokenizer.from_file(str(path))
-    except Exception as error:  # tokenizers raises nothing more specific
-        raise BadData(f"{path}: not a tokenizer: {error}") from None
-    for token in files.configuration().added_tokens:
-        if tokenizer.token_to_id(token["content"]) is None and token["content"]:
-            tokenizer.add_tokens([AddedToken(token["content"], **{flag: token[flag] for flag in FLAGS})])
+    tokenizer = tokenizer_json.read(path)
+    tokenizer.add_tokens(
+        [token for token in files.configuration().added_tokens if tokenizer.token_to_id(token["content"]) is None]
+    )
     return tokenizer
 
 
-def _build(files: TokenizerFiles, configuration: Mapping[str, Any]) -> Any:
-    """The tokenizer that the files define, as the `tokenizers` library has it."""
+def _build(files: TokenizerFiles, configuration: Mapping[str, Any]) -> TokenizerJson:
+    """The tokenizer that the files define."""
     if files.kind == "gpt2":
         return _gpt2(files, bool(configuration.get("add_prefix_space")))
     if files.kind == "tiktoken":
@@ -89,43 +86,37 @@ def _build(files: TokenizerFiles, configuration: Mapping[str, Any]) -> Any:
     return sentencepiece_conversion.convert(files.files[0], _prepend_scheme(configuration))
 
 
-def _add_tokens(tokenizer: Any, beside: Configuration, configuration: Mapping[str, Any], directory: Path) -> None:
+def _add_tokens(tokenizer: TokenizerJson, beside: Configuration, configuration: Mapping[str, Any], directory: Path) -> None:
     """Add the added tokens of `beside` to a tokenizer, and the post-processor of `configuration` (tokenizer_config.json).
 
     transformers does the same when it loads the files beside a vocabulary. Warns of a token that gets another id than the files
     say. Raises BadData for an id that is no number.
     """
-    from tokenizers import AddedToken
-
     for token in beside.added_tokens:
         text, number = token["content"], token["id"]
         if number is not None and type(number) is not int:
             raise BadData(f"added_tokens.json: {text!r:.40} has the id {number!r:.40}, which is no number", "mend the file")
-        added = AddedToken(text, **{flag: token[flag] for flag in FLAGS})
-        (tokenizer.add_special_tokens if token["special"] else tokenizer.add_tokens)([added])
+        tokenizer.add_tokens([token])
         if number is not None and tokenizer.token_to_id(text) != number:
             warn(f"{directory.name}: the added token {text!r:.40} has id {number:,} in the tokenizer's files, and "
                  f"{tokenizer.token_to_id(text)} in {directory.name}/tokenizer.json")  # fmt: skip
     _set_template(tokenizer, configuration)
 
 
-def _set_template(tokenizer: Any, configuration: Mapping[str, Any]) -> None:
+def _set_template(tokenizer: TokenizerJson, configuration: Mapping[str, Any]) -> None:
     """Replace the post-processor if the configuration says whether each text gets begin and end tokens."""
-    from tokenizers import processors
-
     if not {"add_bos_token", "add_eos_token"} & set(configuration):
         return
     begin, end = (_content(configuration.get(f"{role}_token")) for role in ("bos", "eos"))
     begin = begin if configuration.get("add_bos_token") else None
     end = end if configuration.get("add_eos_token") else None
-    tokens = [(text, tokenizer.token_to_id(text)) for text in dict.fromkeys((begin, end)) if text is not None]
-    if not tokens:
-        if isinstance(tokenizer.post_processor, processors.TemplateProcessing):
-            tokenizer.post_processor = processors.TemplateProcessing(single="$A", pair="$A $B:1", special_tokens=[])
-        return
-    single = f"{f'{begin} ' if begin else ''}$A{f' {end}' if end else ''}"
-    pair = f"{single} {f'{begin}:1 ' if begin else ''}$B:1{f' {end}:1' if end else ''}"
-    tokenizer.post_processor = processors.TemplateProcessing(single=single, pair=pair, special_tokens=tokens)
+    if begin or end or (tokenizer.content["post_processor"] or {}).get("type") == "TemplateProcessing":
+        tokenizer.content["post_processor"] = tokenizer_json.template(_with_id(tokenizer, begin), _with_id(tokenizer, end))
+
+
+def _with_id(tokenizer: TokenizerJson, token: str | None) -> tuple[str, int] | None:
+    number = None if token is None else tokenizer.token_to_id(token)
+    return None if token is None or number is None else (token, number)
 
 
 def _prepend_scheme(configuration: Mapping[str, Any]) -> Literal["first", "always", "never"] | None:
@@ -150,12 +141,7 @@ def check_ids(ids: Mapping[str, Any], vocab_size: int, origin: str) -> dict[str,
 
 def _describe(directory: Path, maximum_length: int, vocab_size: int) -> dict[str, Any]:
     """Write the configuration files that are missing, from the special tokens of the tokenizer; returns their ids."""
-    from tokenizers import Tokenizer
-
-    try:
-        tokenizer = Tokenizer.from_file(str(directory / TOKENIZER))
-    except Exception as error:  # tokenizers raises nothing more specific
-        raise BadData(f"{TOKENIZER}: not a tokenizer: {error}") from None
+    tokenizer = tokenizer_json.read(directory / TOKENIZER)
     path = directory / CONFIGURATION
     configuration: dict[str, Any] = _read_json(path) if path.is_file() else {}
     special = {}
@@ -171,7 +157,7 @@ def _describe(directory: Path, maximum_length: int, vocab_size: int) -> dict[str
     ids = {f"{role}_token_id": tokenizer.token_to_id(name) if name else None for role, name in special.items()}
     if ids["eos_token_id"] is None:
         warn(f"the tokenizer has none of {', '.join(END_OF_TEXT)}: the model has no end-of-text token")
-    last = max(tokenizer.get_vocab().values(), default=-1)
+    last = max(tokenizer.ids().values(), default=-1)
     if last >= vocab_size:
         warn(f"the tokenizer has ids up to {last:,}, the model's vocabulary only {vocab_size:,} tokens")
     return ids
@@ -190,62 +176,63 @@ def _read_json(path: Path) -> dict[str, Any]:
         raise BadData(f"{path}: not a JSON object: {error}") from None
 
 
-def _gpt2(files: TokenizerFiles, adds_prefix_space: bool) -> Any:
-    from tokenizers import AddedToken, Tokenizer, decoders, pre_tokenizers, processors
-    from tokenizers.models import BPE
-
+def _gpt2(files: TokenizerFiles, adds_prefix_space: bool) -> TokenizerJson:
     vocabulary, merges = files.files
-    _read_json(vocabulary)
+    ids = _read_json(vocabulary)
     try:
-        tokenizer = Tokenizer(BPE.from_file(str(vocabulary), str(merges)))
-    except Exception as error:  # tokenizers raises nothing more specific
+        tokenizer = tokenizer_json.tokenizer(
+            tokenizer_json.bpe(ids, _read_merges(merges)),
+            pre_tokenizer=tokenizer_json.byte_level(adds_prefix_space),
+            decoder=tokenizer_json.byte_level(),
+            post_processor=tokenizer_json.byte_level(trim_offsets=False),
+        )
+    except (ValueError, TypeError) as error:
         raise BadData(f"{vocabulary}: not a GPT-2 vocabulary: {error}") from None
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=adds_prefix_space)
-    tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.post_processor = processors.ByteLevel(trim_offsets=False)
-    for token in END_OF_TEXT:
-        if tokenizer.token_to_id(token) is not None:
-            tokenizer.add_special_tokens([AddedToken(token, normalized=False)])
+    tokenizer.add_tokens([_special(token) for token in END_OF_TEXT if tokenizer.token_to_id(token) is not None])
     return tokenizer
 
 
-def _llama3(path: Path) -> Any:
-    """Llama 3's tokenizer: any two adjacent tokens whose bytes together are a token may merge, the lowest rank first."""
-    from tokenizers import AddedToken, processors
+def _read_merges(path: Path) -> list[list[str]]:
+    """Raises ValueError for a line that is no pair."""
+    pairs = []
+    for number, line in enumerate(path.read_bytes().decode().splitlines(), 1):
+        if line.startswith("#version") or not line:
+            continue
+        pairs.append(line.split(" "))
+        if len(pairs[-1]) != 2:
+            raise ValueError(f"{path.name}, line {number}: {line!r:.40} is no pair of tokens")
+    return pairs
 
+
+def _special(content: str) -> dict[str, Any]:
+    return tokenizer_json.added_token(content, normalized=False, special=True)
+
+
+def _llama3(path: Path) -> TokenizerJson:
+    """Llama 3's tokenizer: any two adjacent tokens whose bytes together are a token may merge, the lowest rank first."""
     ranks = _read_ranks(path)
     if len(ranks) != LLAMA3_RANKS:
         raise BadData(f"{path}: {len(ranks):,} tokens, only Llama 3's tiktoken file (128,000) is known", "use its tokenizer.json")
     tokenizer = _from_ranks(ranks, LLAMA3_PATTERN, {})
-    tokenizer.add_special_tokens([AddedToken(name, normalized=False) for name in llama3.special_tokens()])
-    begin = "<|begin_of_text|>"
-    tokenizer.post_processor = processors.TemplateProcessing(
-        single=f"{begin} $A", pair=f"{begin} $A {begin}:1 $B:1", special_tokens=[(begin, tokenizer.token_to_id(begin))]
-    )
+    tokenizer.add_tokens([_special(name) for name in llama3.special_tokens()])
+    tokenizer.content["post_processor"] = tokenizer_json.template(_with_id(tokenizer, "<|begin_of_text|>"))
     return tokenizer
 
 
-def _tekken(path: Path) -> Any:
+def _tekken(path: Path) -> TokenizerJson:
     """Mistral's tokenizer; transformers adds the begin-of-text token to each text, as in its own conversions."""
-    from tokenizers import AddedToken, processors
-
     parsed = tekken.read(path)
     special = {name: number for number, name in enumerate(parsed.special_tokens)}
     tokenizer = _from_ranks(parsed.ids, parsed.pattern, special)
-    tokenizer.add_special_tokens([AddedToken(name, normalized=False) for name in special])
+    tokenizer.add_tokens([_special(name) for name in special])
     begin = tekken.BEGIN_OF_DOCUMENT
     if begin in special:
-        tokenizer.post_processor = processors.TemplateProcessing(
-            single=f"{begin} $A", pair=f"{begin} $A {begin}:1 $B:1", special_tokens=[(begin, special[begin])]
-        )
+        tokenizer.content["post_processor"] = tokenizer_json.template((begin, special[begin]))
     return tokenizer
 
 
-def _from_ranks(ranks: dict[bytes, int], pattern: str, special: dict[str, int]) -> Any:
+def _from_ranks(ranks: dict[bytes, int], pattern: str, special: dict[str, int]) -> TokenizerJson:
     """A byte-level BPE tokenizer whose ranks are its ids; `special` tokens have ids too."""
-    from tokenizers import Regex, Tokenizer, decoders, pre_tokenizers
-    from tokenizers.models import BPE
-
     merges: list[tuple[int, int, int, bytes, bytes]] = []
     for token, rank in ranks.items():
         for cut in range(1, len(token)):
@@ -256,20 +243,14 @@ def _from_ranks(ranks: dict[bytes, int], pattern: str, special: dict[str, int]) 
     def text(token: bytes) -> str:
         return "".join(SYMBOL_OF_BYTE[byte] for byte in token)
 
-    model = BPE(
-        vocab={text(token): rank for token, rank in ranks.items()} | special,
-        merges=[(text(prefix), text(suffix)) for _, _, _, prefix, suffix in sorted(merges)],
-        ignore_merges=True,
+    model = tokenizer_json.bpe(
+        {text(token): rank for token, rank in ranks.items()} | special,
+        [(text(prefix), text(suffix)) for _, _, _, prefix, suffix in sorted(merges)],
+        ignores_merges=True,
     )
-    tokenizer = Tokenizer(model)
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Split(Regex(pattern), behavior="isolated"),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-        ]
-    )
-    tokenizer.decoder = decoders.ByteLevel()
-    return tokenizer
+    steps = [tokenizer_json.split(pattern), tokenizer_json.byte_level(add_prefix_space=False, use_regex=False)]
+    pre_tokenizer = tokenizer_json.sequence("pretokenizers", steps)
+    return tokenizer_json.tokenizer(model, pre_tokenizer=pre_tokenizer, decoder=tokenizer_json.byte_level())
 
 
 def _read_ranks(path: Path) -> dict[bytes, int]:

@@ -6,6 +6,7 @@ the random order of a set and a hash table, so its ids differ from run to run.)
 """
 
 import atexit
+import copy
 import dataclasses
 import json
 import shutil
@@ -14,8 +15,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from lt_convert.tokenizers import huggingface_tokenizer
+from lt_convert.tokenizers import huggingface_tokenizer, tokenizer_json
 from lt_convert.tokenizers.huggingface_tokenizer import CONFIGURATION, TOKENIZER
+from lt_convert.tokenizers.tokenizer_json import Part, TokenizerJson
 from lt_shared.console import BadData, warn
 from lt_shared.files import storage, strict_json
 from lt_shared.tokenizers import tokenizer_files
@@ -32,55 +34,50 @@ BACKEND, FAST = "TokenizersBackend", "PreTrainedTokenizerFast"
 class Vocabulary:
     """A tokenizer for a model with `size` rows in its embedding; `ids` are the ids of its tokens below this size.
 
-    `tokenizer` is a `tokenizers.Tokenizer`, `beyond` are its tokens without a row.
+    `beyond` are the tokens of `tokenizer` without a row.
     """
 
     files: TokenizerFiles
-    tokenizer: Any
+    tokenizer: TokenizerJson
     size: int
     ids: Mapping[str, int]
     beyond: frozenset[str]
 
-    def added_tokens(self) -> list[Any]:
-        """Its added tokens with a row, as `tokenizers.AddedToken` in the order of their ids."""
-        return [token for number, token in sorted(self.tokenizer.get_added_tokens_decoder().items()) if number < self.size]
+    def added_tokens(self) -> list[Part]:
+        """Its added tokens with a row in the order of their ids, as in a tokenizer.json."""
+        return [token for number, token in sorted(self.tokenizer.added.items()) if number < self.size]
 
 
 def read(files: TokenizerFiles, size: int) -> Vocabulary:
     """Read a model's tokenizer. Raises BadData for files that are no tokenizer."""
     tokenizer = huggingface_tokenizer.load(files)
-    ids = tokenizer.get_vocab(with_added_tokens=True)
+    ids = tokenizer.ids()
     beyond = frozenset(token for token, number in ids.items() if number >= size)
     return Vocabulary(files, tokenizer, size, {token: number for token, number in ids.items() if number < size}, beyond)
 
 
-def union(vocabularies: Sequence[Vocabulary]) -> list[Any]:
-    """The tokens, as `tokenizers.AddedToken`, that the first vocabulary gets from the others, in the order of adding.
+def union(vocabularies: Sequence[Vocabulary]) -> list[Part]:
+    """The added tokens, as in a tokenizer.json, that the first vocabulary gets from the others, in the order of adding.
 
     A token that the first has in its vocabulary and another one as an added token becomes an added token, too.
     """
-    from tokenizers import AddedToken
-
-    added = {token.content: token for vocabulary in reversed(vocabularies) for token in vocabulary.added_tokens()}
-    ordered = [token.content for vocabulary in vocabularies for token in vocabulary.added_tokens()]
+    added = {token["content"]: token for vocabulary in reversed(vocabularies) for token in vocabulary.added_tokens()}
+    ordered = [token["content"] for vocabulary in vocabularies for token in vocabulary.added_tokens()]
     known = set(vocabularies[0].ids) | set(added)
     plain: dict[str, None] = {}
     for vocabulary in vocabularies:
         plain |= {token: None for token, _ in sorted(vocabulary.ids.items(), key=lambda item: item[1]) if token not in known}
-    return [*map(AddedToken, plain), *(added[content] for content in dict.fromkeys(ordered))]
+    return [*map(tokenizer_json.added_token, plain), *(added[content] for content in dict.fromkeys(ordered))]
 
 
-def extended(vocabulary: Vocabulary, tokens: Sequence[Any]) -> Vocabulary:
+def extended(vocabulary: Vocabulary, tokens: Sequence[Part]) -> Vocabulary:
     """Write `vocabulary` with further added tokens, and without tokens that have no row, into a temporary directory.
 
     Returns it unchanged if nothing changes. Raises BadData if a token without a row belongs to another model than BPE.
     """
-    from tokenizers import Tokenizer
-
-    tokenizer = Tokenizer.from_str(json.dumps(_without_beyond(vocabulary)))
-    # One by one, each call would build the automaton for added tokens anew: hours for 100,000 tokens.
-    tokenizer.add_tokens(list(tokens))
-    if not vocabulary.beyond and tokenizer.to_str() == vocabulary.tokenizer.to_str():
+    tokenizer = tokenizer_json.parse(_without_beyond(vocabulary))
+    tokenizer.add_tokens(tokens)
+    if not vocabulary.beyond and tokenizer.content == vocabulary.tokenizer.content:
         return vocabulary
     directory = Path(tempfile.mkdtemp(prefix="lt-convert-"))
     atexit.register(shutil.rmtree, directory, ignore_errors=True)
@@ -91,14 +88,14 @@ def extended(vocabulary: Vocabulary, tokens: Sequence[Any]) -> Vocabulary:
         if name != ADDED_TOKENS:
             (place / name).parent.mkdir(exist_ok=True)
             storage.write_bytes(place / name, path.read_bytes())
-    storage.write_bytes(place / TOKENIZER, tokenizer.to_str(pretty=True).encode())
+    storage.write_bytes(place / TOKENIZER, tokenizer.to_bytes())
     _describe_added(place, tokenizer, vocabulary.beyond)
-    return read(tokenizer_files.find(place / TOKENIZER), max(tokenizer.get_vocab().values()) + 1)
+    return read(tokenizer_files.find(place / TOKENIZER), max(tokenizer.ids().values()) + 1)
 
 
 def _without_beyond(vocabulary: Vocabulary) -> dict[str, Any]:
     """The content of a tokenizer.json without the tokens that have no row."""
-    content: dict[str, Any] = json.loads(vocabulary.tokenizer.to_str())
+    content = copy.deepcopy(vocabulary.tokenizer.content)
     if not vocabulary.beyond:
         return content
     warn(f"{vocabulary.files.directory}: {len(vocabulary.beyond):,} tokens have no row in the model's embedding: left out")
@@ -123,7 +120,7 @@ def _pair(merge: Any) -> list[str]:
     return merge.split(" ") if isinstance(merge, str) else list(merge)
 
 
-def _describe_added(place: Path, tokenizer: Any, beyond: frozenset[str]) -> None:
+def _describe_added(place: Path, tokenizer: TokenizerJson, beyond: frozenset[str]) -> None:
     """List the added tokens of `tokenizer` in tokenizer_config.json, and remove special tokens that are `beyond` its rows."""
     for name in (CONFIGURATION, SPECIAL_TOKENS):
         path = place / name
@@ -142,9 +139,8 @@ def _describe_added(place: Path, tokenizer: Any, beyond: frozenset[str]) -> None
         if DECODER in content:
             content[DECODER] = {
                 str(number): {
-                    **{flag: getattr(token, flag) for flag in ("content", "lstrip", "normalized", "rstrip", "single_word")},
-                    "special": token.special,
+                    name: token[name] for name in ("content", "lstrip", "normalized", "rstrip", "single_word", "special")
                 }
-                for number, token in sorted(tokenizer.get_added_tokens_decoder().items())
+                for number, token in sorted(tokenizer.added.items())
             }
         storage.write_bytes(path, (json.dumps(content, indent=2, ensure_ascii=False) + "\n").encode())

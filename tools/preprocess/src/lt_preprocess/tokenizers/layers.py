@@ -40,9 +40,9 @@ def _in_normal_form(token: AddedToken, vocabulary: Vocabulary) -> AddedToken:
     """The token as it reads in a normalized text: the library normalizes the tokens that it looks for there."""
     if not vocabulary.is_nfc:
         return token
-    from tokenizers import normalizers
+    from lt_preprocess.tokenizers import tokenizers_package
 
-    return token._replace(content=normalizers.NFC().normalize_str(token.content))
+    return token._replace(content=tokenizers_package.normalizer_of_form_c()(token.content))
 
 
 def _with_added_tokens(tokenizer: Tokenizer, added: Sequence[AddedToken], parse: bool) -> Tokenizer:

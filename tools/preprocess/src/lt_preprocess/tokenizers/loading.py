@@ -19,6 +19,7 @@ from pathlib import Path
 from lt_preprocess.tokenizers import end_of_document, self_check
 from lt_preprocess.tokenizers.base import SpecialTokens, Tokenizer
 from lt_preprocess.tokenizers.files import directories, json_files
+from lt_preprocess.tokenizers.vocabulary import Unrecognised, Vocabulary
 from lt_shared import memory
 from lt_shared.contracts.manifest import Tokenizer as Identity
 from lt_shared.contracts.manifest import absolute
@@ -69,7 +70,6 @@ def _tokenizer_json(files: TokenizerFiles, parse: bool) -> Tokenizer:
     from lt_preprocess.tokenizers.byte_level import ByteLevel, obstacle
     from lt_preprocess.tokenizers.files import class_pipelines, tokenizer_json
     from lt_preprocess.tokenizers.sentencepiece.byte_fallback_tokenizer import ByteFallbackBpe
-    from lt_preprocess.tokenizers.vocabulary import Unrecognised, Vocabulary
 
     def read(files: TokenizerFiles) -> Vocabulary:
         # Tables in the cache are of files that have passed.
@@ -88,11 +88,24 @@ def _tokenizer_json(files: TokenizerFiles, parse: bool) -> Tokenizer:
     added = [token for token in vocabulary.added_tokens if parse or not token.is_special]
     return self_check.Checked(
         layers.around(compiled, vocabulary, parse),
-        lambda: reference_libraries.HuggingFace(files, parse, compiled=compiled),
+        lambda: _reference(files, parse, compiled, vocabulary),
         files,
         f"parse={parse}",
         added,
     )
+
+
+def _reference(files: TokenizerFiles, parse: bool, compiled: Tokenizer, vocabulary: Vocabulary) -> Tokenizer:
+    """The tokenizer that checks a compiled one: the tokenizers package's, or in its version 1 the one in Python.
+
+    Version 1 cuts characters that are new in Unicode 17 in another way than 0.20 to 0.23, and reads only some patterns.
+    """
+    from lt_preprocess.tokenizers import layers, pattern_codes, reference_libraries, tokenizers_package
+    from lt_preprocess.tokenizers.byte_level import Slow
+
+    if vocabulary.pattern == pattern_codes.BYTE_FALLBACK or tokenizers_package.has_pattern_engine():
+        return reference_libraries.HuggingFace(files, parse, compiled=compiled)
+    return layers.around(Slow(vocabulary), vocabulary, parse)
 
 
 def _sentencepiece(files: TokenizerFiles, parse: bool) -> Tokenizer:

@@ -9,7 +9,8 @@ at 57 MB/s. Tamil and Bengali texts have marks that compose with few letters; th
 
 import functools
 import unicodedata
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +19,7 @@ from lt_preprocess.compiler.intrinsics import element_address, trailing_zeros
 from lt_preprocess.compiler.jit import AnnounceCompilation, inlined, inner, kernel
 from lt_preprocess.compiler.simd import BLOCK_BYTES, leads_from_u0300
 from lt_preprocess.texts import Bytes, Lengths, Texts
+from lt_preprocess.tokenizers import tokenizers_package
 from lt_preprocess.tokenizers.base import Encoder, Ids, Wrapper
 from lt_preprocess.tokenizers.bpe.blocks import low_bits
 from lt_preprocess.tokenizers.bpe.characters import width
@@ -134,10 +136,10 @@ def _find_uncertain(data: Bytes, offsets: Lengths, tables: Tables, is_uncertain:
 class NormalizingEncoder(Encoder):
     """Encodes the normal form C of texts."""
 
-    def __init__(self, encoder: Encoder, tables: Tables, library: Any):
+    def __init__(self, encoder: Encoder, tables: Tables, normalize: Callable[[str], str]):
         self._encoder = encoder
         self._tables = tables
-        self._library = library
+        self._normalize = normalize
 
     def encode(self, texts: Texts) -> tuple[Ids, Lengths]:
         is_uncertain = np.zeros(len(texts.offsets) - 1, np.bool_)
@@ -146,7 +148,7 @@ class NormalizingEncoder(Encoder):
             return self._encoder.encode(texts)
         contents = texts.to_list()
         for number in np.flatnonzero(is_uncertain).tolist():
-            contents[number] = self._library.normalize_str(contents[number].decode()).encode()
+            contents[number] = self._normalize(contents[number].decode()).encode()
         return self._encoder.encode(Texts.from_list(contents))
 
 
@@ -154,9 +156,7 @@ class Normalizing(Wrapper):
     """A tokenizer of texts in normal form C."""
 
     def new_encoder(self) -> NormalizingEncoder:
-        from tokenizers import normalizers
-
-        encoder = NormalizingEncoder(self._wrapped.new_encoder(), tables(), normalizers.NFC())
+        encoder = NormalizingEncoder(self._wrapped.new_encoder(), tables(), tokenizers_package.normalizer_of_form_c())
         with AnnounceCompilation():
             encoder.encode(Texts.from_list([]))
         return encoder

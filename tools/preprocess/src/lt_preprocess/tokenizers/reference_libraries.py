@@ -4,10 +4,7 @@ The libraries work without the GIL, so a call per thread scales like the compile
 switched off: special tokens added or recognised in the text, truncation and padding.
 """
 
-import contextlib
-import json
-import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +13,7 @@ import numpy as np
 from lt_preprocess.texts import Lengths, Texts
 from lt_preprocess.tokenizers.base import Encoder, Ids, Tokenizer
 from lt_preprocess.tokenizers.files import directories, json_files, json_models
+from lt_preprocess.tokenizers.tokenizers_package import Library
 from lt_preprocess.tokenizers.vocabulary import token_bytes
 from lt_shared.console import BadData, note
 from lt_shared.tokenizers.tokenizer_files import TokenizerFiles
@@ -99,27 +97,12 @@ class SentencePiece(_Noting):
         return piece.replace("\u2581", " ").encode()
 
 
-@contextlib.contextmanager
-def _failures(path: Path, what: str) -> Iterator[None]:
-    """Turn the library's errors into BadData. They are plain Exceptions, or pyo3's exception for a panic."""
-    try:
-        yield
-    except BaseException as error:
-        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
-            raise
-        raise BadData(f"{path}: {what}: {error}") from None
-
-
 class HuggingFaceEncoder(Encoder):
-    def __init__(self, path: Path, tokenizer: Any):
-        self._path = path
-        self._tokenizer = tokenizer
+    def __init__(self, library: Library):
+        self._library = library
 
     def encode(self, texts: Texts) -> tuple[Ids, Lengths]:
-        contents = [text.decode() for text in texts.to_list()]
-        with _failures(self._path, "its library cannot encode a text"):
-            encodings = self._tokenizer.encode_batch_fast(contents, add_special_tokens=False)
-        return _joined([encoding.ids for encoding in encodings])
+        return self._library.encode([text.decode() for text in texts.to_list()])
 
 
 class HuggingFace(_Noting):
@@ -132,74 +115,80 @@ class HuggingFace(_Noting):
         path = files.files[0]
         super().__init__(path, reason)
         changed = directories.additions(files)
+        content = changed or json_files.read_object(path)
         if reason is not None:
-            content = changed or json_files.read_object(path)
             json_models.check_normalizer(path, content.get("normalizer"))
             json_models.check_dropout(path, content.get("model"))
-        self._tokenizer = _read(path, path.read_bytes() if changed is None else _json_bytes(changed))
-        self._tokenizer.encode_special_tokens = not parse
+        self._library = Library(path, changed, parse)
+        try:
+            ids, self._added = _tokens(path, content, self._library)
+        except (KeyError, TypeError, AttributeError, IndexError) as error:
+            raise BadData(f"{path}: not a tokenizer: {type(error).__name__} {error}") from None
         if not parse:
-            _check_special_tokens(path, self._tokenizer, changed)
-        # All tokens of the library take half a second to list.
-        ids = {} if compiled else self._tokenizer.get_vocab(with_added_tokens=True)
+            _check_special_tokens(path, self._library, self._added, content["model"])
         self.vocab_size = compiled.vocab_size if compiled else max(ids.values(), default=-1) + 1
         if not 0 < self.vocab_size <= 2**31:
             raise BadData(f"{path}: its vocabulary has ids up to {self.vocab_size - 1:,}")
-        self._added = dict(self._tokenizer.get_added_tokens_decoder())
-        self.special_tokens = {token.content: number for number, token in self._added.items() if token.special}
+        self.special_tokens = {token["content"]: number for number, token in self._added.items() if token.get("special")}
         eos_token = files.configuration().eos_token
         self.eod = compiled.eod if compiled else json_models.end_of_document_id(path, ids, self.special_tokens, eos_token)
+        self._is_byte_level = (content.get("decoder") or {}).get("type") == "ByteLevel"
         self._bytes: Mapping[int, bytes] | None = None
+        self._ids = ids
 
     def new_encoder(self) -> HuggingFaceEncoder:
         self._note()
-        return HuggingFaceEncoder(self._path, self._tokenizer)
+        return HuggingFaceEncoder(self._library)
 
     def decode(self, ids: Sequence[int] | Ids) -> bytes:
         numbers = np.asarray(ids).tolist()
-        if any(self._tokenizer.id_to_token(number) is None for number in set(numbers)):
-            raise _not_in_vocabulary(numbers, self.vocab_size)
-        if type(self._tokenizer.decoder).__name__ != "ByteLevel":
-            decoded: str = self._tokenizer.decode(numbers, skip_special_tokens=False)
-            return decoded.encode()
         if self._bytes is None:
-            added = {number: token.content.encode() for number, token in self._added.items()}
-            self._bytes = token_bytes(self._tokenizer.get_vocab(with_added_tokens=False)) | added
+            added = {number: token["content"].encode() for number, token in self._added.items()}
+            self._bytes = token_bytes(self._ids) | added
+        if any(number not in self._bytes for number in set(numbers)):
+            raise _not_in_vocabulary(numbers, self.vocab_size)
+        if not self._is_byte_level:
+            return self._library.decode(numbers).encode()
         return b"".join([self._bytes[number] for number in numbers])
 
 
-def _json_bytes(content: dict[str, Any]) -> bytes:
-    import orjson
+def _tokens(path: Path, content: dict[str, Any], library: Library) -> tuple[dict[str, int], dict[int, dict[str, Any]]]:
+    """Every token with its id, and the added tokens by id.
 
-    try:
-        return orjson.dumps(content)
-    except orjson.JSONEncodeError:
-        # Half of a surrogate pair in a token.
-        return json.dumps(content).encode()
-
-
-def _read(path: Path, content: bytes) -> Any:
-    # The library's own pool would compete with this tool's threads; it reads the variable at the first call.
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    import tokenizers
-
-    with _failures(path, "not a tokenizer"):
-        tokenizer = tokenizers.Tokenizer.from_buffer(content)
-    tokenizer.no_truncation()
-    tokenizer.no_padding()
-    return tokenizer
-
-
-def _check_special_tokens(path: Path, tokenizer: Any, changed: dict[str, Any] | None) -> None:
-    """A model may hold a special token as an ordinary entry and find it in text; the unknown token is no danger."""
-    for number, token in tokenizer.get_added_tokens_decoder().items():
-        if not token.special:
+    An id that the file states counts if the package has it; else the one that the package counts, by the order of the file.
+    Versions count differently where the two disagree.
+    """
+    vocab = content["model"]["vocab"]
+    ids = dict(vocab) if isinstance(vocab, dict) else {entry[0]: number for number, entry in enumerate(vocab)}
+    following = len(ids)
+    added: dict[int, dict[str, Any]] = {}
+    for token in content.get("added_tokens") or []:
+        text = token["content"]
+        if not text:
             continue
-        with _failures(path, f"its library cannot encode {token.content}"):
-            is_found = number in tokenizer.encode(token.content, add_special_tokens=False).ids
-        if is_found and token.content != _unknown_token((changed or json_files.read_object(path))["model"]):
+        candidates = (ids.get(text), token.get("id"), following)
+        number = next((one for one in candidates if one is not None and library.token(one) == text), None)
+        if number is None:
             raise BadData(
-                f"{path}: text that reads {token.content} would become that special token",
+                f"{path}: the tokenizers package gives its added token {text} another id than the file, {token.get('id')}",
+                "save it again with transformers",
+            )
+        following = max(following, number + 1)
+        ids[text] = number
+        added[number] = token
+    return ids, added
+
+
+def _check_special_tokens(path: Path, library: Library, added: Mapping[int, dict[str, Any]], model: dict[str, Any]) -> None:
+    """A model may hold a special token as an ordinary entry and find it in text; the unknown token is no danger."""
+    for number, token in added.items():
+        if not token.get("special"):
+            continue
+        text = token["content"]
+        is_found = number in library.encode([text], text)[0]
+        if is_found and text != _unknown_token(model):
+            raise BadData(
+                f"{path}: text that reads {text} would become that special token",
                 "use the model's SentencePiece or tiktoken file, or --special-tokens parse",
             )
 

@@ -75,6 +75,11 @@ def code(pattern: str | tuple[str, ...]) -> int:
     return SPELLINGS.get(_escaped(pattern) if isinstance(pattern, str) else tuple(map(_escaped, pattern)), NOT_COMPILED)
 
 
+def spelling(code: int) -> str | tuple[str, ...]:
+    """Return the first spelling of a compiled pattern, or sequence of patterns."""
+    return next(spelling for spelling, pattern_code in SPELLINGS.items() if pattern_code == code)
+
+
 def _escaped(pattern: str) -> str:
     r"""The pattern with `\r` and `\n` for line breaks: DeepSeek's file has the characters themselves."""
     return pattern.replace("\r", r"\r").replace("\n", r"\n")

@@ -1,4 +1,4 @@
-"""Translate recipes of SageMaker HyperPod (YAML for Hydra) in their format until December 2025."""
+"""Translate recipes of SageMaker HyperPod (YAML for Hydra): version 1, and pretraining of version 2."""
 
 import os
 from collections.abc import Mapping
@@ -96,6 +96,11 @@ def translate(values: dict[str, Any]) -> Translation:
     values = {key.removeprefix("recipes."): value for key, value in values.items()}
     if str(values.get("run.model_type", "")).startswith("amazon.nova"):
         raise BadData("Amazon's Nova: its shape is not public", "lt-train models lists what --model knows")
+    if str(values.get("run.model_type", "")).startswith("hyperpod_checkpointless"):
+        raise BadData(
+            "checkpointless training of HyperPod 2: the shape of the model is in the container's code, not in the recipe",
+            "--model names a model of Llama 3; branch v1 of the recipes has its shape",
+        )
     if any(key.startswith("distributed_strategy.") for key in values):
         raise BadData("a recipe for Trainium: the model's shape is in its model_config", OF_CONFIG)
     if any(key.startswith("model.") for key in values):

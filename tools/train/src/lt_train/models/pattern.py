@@ -27,7 +27,7 @@ from lt_train.models.mixers.core_attention import CausalAttention
 from lt_train.models.mixers.flash_attention import FlashAttention
 from lt_train.models.mixers.latent_attention import LatentAttention
 from lt_train.models.mlps.grouped_experts import GroupedExperts
-from lt_train.models.mlps.mlp import MLP, Activation, GatedGemmMLP, swiglu_kernel, torch_activation
+from lt_train.models.mlps.mlp import MLP, Activation, GatedGemmMLP, GatedSharedExperts, swiglu_kernel, torch_activation
 from lt_train.models.mlps.moe import DispatchingMoE, ExchangingMoE, LocalMoE, MoE
 from lt_train.models.mlps.router import Router
 from lt_train.models.mlps.sequential_experts import sequential_experts
@@ -178,7 +178,8 @@ class Pattern:
         else:
             experts = GroupedExperts(config, count, groups, operations)
         width = config.moe_shared_expert_intermediate_size
-        shared = None if width is None else MLP(config, self.linears, width, torch_activation(config))
+        shared_kind = GatedSharedExperts if config.moe_shared_expert_gate else MLP
+        shared = None if width is None else shared_kind(config, self.linears, width, torch_activation(config))
         kind = DispatchingMoE
         if operations is not None:
             kind = LocalMoE if ranks == 1 else ExchangingMoE if self.experts.exchanges else DispatchingMoE

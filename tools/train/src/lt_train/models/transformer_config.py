@@ -115,6 +115,7 @@ def _experts(architecture: Architecture, layers: Layers, routing: Routing) -> di
         "num_moe_experts": architecture.num_experts,
         "moe_ffn_hidden_size": architecture.expert_size,
         "moe_shared_expert_intermediate_size": architecture.moe_shared_expert_intermediate_size,
+        "moe_shared_expert_gate": architecture.moe_shared_expert_gate,
         # A list makes megatron-core store every layer under its own key.
         "moe_layer_freq": [0] * dense + [1] * moe_layers if dense else 1,
         "moe_router_topk": architecture.moe_router_topk,

@@ -4,7 +4,7 @@ Every function returns a pair: the dense parameters, which all data-parallel ran
 experts.
 """
 
-from lt_shared.models.architecture import Architecture
+from lt_shared.models.architecture import Architecture, mlps
 from lt_train.config.settings.parallelism import Parallelism
 from lt_train.planner.mixer_costs import COSTS
 
@@ -42,7 +42,7 @@ def layer_parameters(model: Architecture, parallel: Parallelism, layer: int) -> 
     mixer = (model.mixer_weights(layer) - whole) // tensor + whole
     if not model.has_experts(layer):
         return mixer + model.mlp_weights(layer, 0) // tensor + vectors, 0
-    routers = (model.num_experts or 0) * model.hidden_size
+    routers = mlps.whole_weights(model)
     shared = model.mlp_weights(layer, 0) - routers
     local_experts = (model.num_experts or 0) // parallel.expert
     experts = model.mlp_weights(layer, local_experts) + model.vectors(layer, local_experts)

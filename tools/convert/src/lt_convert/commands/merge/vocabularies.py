@@ -15,7 +15,7 @@ from lt_convert.formats import location
 from lt_convert.formats.checkpoint import Source
 from lt_convert.tensors.source_files import Files
 from lt_convert.tensors.vocabulary_rows import AVERAGE, ZEROS, Rows
-from lt_convert.tokenizers import vocabulary
+from lt_convert.tokenizers import tokenizer_json, vocabulary
 from lt_convert.tokenizers.vocabulary import Vocabulary
 from lt_convert.weights import families
 from lt_convert.weights.mapping import Model
@@ -136,9 +136,7 @@ def _read(parts: Sequence[Part], first: int) -> list[Vocabulary]:
 
 def _with_rules(result: Vocabulary, choice: VocabularyChoice) -> Vocabulary:
     """Add the tokens that only rules name."""
-    from tokenizers import AddedToken
-
-    return vocabulary.extended(result, [AddedToken(token) for token in choice.tokens if token not in result.ids])
+    return vocabulary.extended(result, [tokenizer_json.added_token(token) for token in choice.tokens if token not in result.ids])
 
 
 def _rows(

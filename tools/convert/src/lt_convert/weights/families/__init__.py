@@ -15,6 +15,7 @@ from lt_convert.weights.families.mixtral import MIXTRAL
 from lt_convert.weights.families.olmo import OLMO, OLMOE
 from lt_convert.weights.families.phi3 import PHI3
 from lt_convert.weights.families.qwen2 import QWEN2
+from lt_convert.weights.families.qwen2_moe import QWEN2_MOE
 from lt_convert.weights.families.qwen3 import QWEN3
 from lt_convert.weights.families.qwen3_moe import QWEN3_MOE
 from lt_convert.weights.families.smollm3 import SMOLLM3
@@ -31,6 +32,7 @@ FAMILIES = {
     "qwen3": QWEN3,
     "gpt2": GPT2,
     "mixtral": MIXTRAL,
+    "qwen2_moe": QWEN2_MOE,
     "qwen3_moe": QWEN3_MOE,
     "phi3": PHI3,
     "granite": GRANITE,

@@ -27,14 +27,17 @@ def is_hybrid(program: str) -> bool:
 
 
 def translate(ledger: Ledger, program: str) -> None:
-    """Translate the pattern. Raises BadData, naming the kind of layer, for a pattern that lt-train cannot train."""
+    """Translate the pattern of `program`, if it is pretrain_hybrid.py.
+
+    Raises BadData, naming the kind of layer, for a pattern that lt-train cannot train.
+    """
+    if not is_hybrid(program):
+        return
     key = next((name for name in hybrid_pattern.ARGUMENTS if ledger.has(name)), None)
     if key is None:
-        if is_hybrid(program):
-            raise BadData(
-                f"{PROGRAM} without --hybrid-layer-pattern trains state-space layers (Mamba-2) alone, which is not supported"
-            )
-        return
+        raise BadData(
+            f"{PROGRAM} without --hybrid-layer-pattern trains state-space layers (Mamba-2) alone, which is not supported"
+        )
     text = "".join(ledger.take(key))
     try:
         pattern = hybrid_pattern.parse(text, f"--{key.replace('_', '-')}")

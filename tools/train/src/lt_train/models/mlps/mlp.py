@@ -64,6 +64,22 @@ class MLP(MegatronModule):  # type: ignore[misc]
         return state
 
 
+class GatedSharedExperts(MLP):
+    """Shared experts whose output is multiplied by the sigmoid of a projection of the hidden states (Qwen2-MoE, Qwen3-Next)."""
+
+    def __init__(self, config: TransformerConfig, linears: Linears, width: int, activation: Activation | None):
+        super().__init__(config, linears, width, activation)
+        weight = torch.empty(1, config.hidden_size, dtype=config.params_dtype, device=torch.cuda.current_device())
+        # Under megatron-core's name. Sequence-parallel ranks sum its gradients.
+        self.gate_weight = torch.nn.Parameter(weight)
+        self.gate_weight.sequence_parallel = config.sequence_parallel  # type: ignore[attr-defined]
+
+    def forward(self, hidden_states: Tensor) -> Outputs:
+        output, bias = super().forward(hidden_states)
+        gate = torch.nn.functional.linear(hidden_states, self.gate_weight).sigmoid()
+        return output * gate, bias
+
+
 class GatedGemmMLP(MLP):
     """SwiGLU in the epilogues of the GEMMs (`lt_train.ops.fused_swiglu_mlp`), forward and backward."""
 

@@ -47,7 +47,7 @@ def _expert_words(model: Architecture) -> list[str]:
     groups = f" from {model.moe_router_group_topk} of {model.moe_router_num_groups} groups" if model.moe_router_num_groups else ""
     return [
         f"{model.num_experts} experts of {model.expert_size}, {model.moe_router_topk} per token{groups}",
-        f"a shared one of {shared}" if shared else "",
+        f"a shared one of {shared}{' with a gate' if model.moe_shared_expert_gate else ''}" if shared else "",
         "balanced by biases" if model.moe_router_enable_expert_bias else "",
         f"feed-forward {model.ffn_hidden_size} in the first {dense}" if dense else "",
     ]

@@ -28,6 +28,9 @@ OPTIONS = console.section(
         type=POSITIVE,
         help="Set the width of the shared expert, which processes all tokens.",
     ),
+    click.option(
+        "--moe-shared-expert-gate", is_flag=True, default=None, help="Multiply the shared expert's output by a gate (Qwen2-MoE)."
+    ),
     click.option("--moe-router-topk", type=POSITIVE, help="Set the number of experts that a token is routed to."),
     click.option(
         "--moe-router-score-function",
@@ -66,6 +69,7 @@ FIELDS = (
         "num_experts",
         "moe_ffn_hidden_size",
         "moe_shared_expert_intermediate_size",
+        "moe_shared_expert_gate",
         "moe_router_topk",
         "moe_router_score_function",
     ),

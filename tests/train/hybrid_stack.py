@@ -29,16 +29,18 @@ def layer_fields(architecture: Architecture) -> dict[str, Any]:
     return {name: arguments[name] for name in names if name in arguments} | {"moe_layer_freq": 1, "is_hybrid_model": True}
 
 
-def _spec(config: Any, architecture: Architecture) -> ModuleSpec:
-    latent = architecture.latent_attention
+def _spec(
+    config: Any, experts: int = 2, qk_layernorm: bool = False, latent: bool = False, query_latent: bool = True
+) -> ModuleSpec:
+    """Layers of every kind. With `latent`, attention is latent attention, with `query_latent` for queries, too."""
     layer = functools.partial(
         get_gpt_layer_local_spec,
-        qk_layernorm=architecture.qk_layernorm or latent is not None,
-        multi_latent_attention=latent is not None,
+        qk_layernorm=qk_layernorm or latent,
+        multi_latent_attention=latent,
         normalization=config.normalization,
     )
     dense = layer().submodules
-    if latent and latent.q_lora_rank is None:
+    if latent and not query_latent:
         dense.self_attention.submodules.q_layernorm = IdentityOp
     attention = TransformerLayerSubmodules(
         input_layernorm=dense.input_layernorm,
@@ -52,8 +54,10 @@ def _spec(config: Any, architecture: Architecture) -> ModuleSpec:
         mlp_bda=dense.mlp_bda,
         sharded_state_dict_keys_map={"pre_mlp_layernorm.": "mlp.linear_fc1.layer_norm_"},
     )
-    experts = layer(num_experts=architecture.num_experts or 2).submodules
-    moe = TransformerLayerSubmodules(pre_mlp_layernorm=experts.pre_mlp_layernorm, mlp=experts.mlp, mlp_bda=experts.mlp_bda)
+    with_experts = layer(num_experts=experts).submodules
+    moe = TransformerLayerSubmodules(
+        pre_mlp_layernorm=with_experts.pre_mlp_layernorm, mlp=with_experts.mlp, mlp_bda=with_experts.mlp_bda
+    )
     submodules = HybridStackSubmodules(
         attention_layer=ModuleSpec(module=TransformerLayer, submodules=attention),
         mla_layer=ModuleSpec(module=TransformerLayer, submodules=attention),
@@ -63,13 +67,26 @@ def _spec(config: Any, architecture: Architecture) -> ModuleSpec:
     return ModuleSpec(module=HybridStack, submodules=submodules)
 
 
+def dense_model(config: Any, pattern: str, **options: Any) -> HybridModel:
+    """A model of attention and MLPs with the pattern."""
+    return HybridModel(config=config, hybrid_stack_spec=_spec(config), hybrid_layer_pattern=pattern, **options)
+
+
 def build(config: Any, architecture: Architecture, **options: Any) -> HybridModel:
     """The part of a model that this rank has. `options` are those of GPTModel; HybridModel has no scaling of RoPE but YaRN."""
     assert not options.pop("rope_scaling")
     del options["rope_scaling_factor"]
+    latent = architecture.latent_attention
+    spec = _spec(
+        config,
+        architecture.num_experts or 2,
+        architecture.qk_layernorm,
+        latent is not None,
+        latent is not None and latent.q_lora_rank is not None,
+    )
     return HybridModel(
         config=config,
-        hybrid_stack_spec=_spec(config, architecture),
+        hybrid_stack_spec=spec,
         hybrid_layer_pattern=hybrid_pattern.of_architecture(architecture),
         **options,
     )
