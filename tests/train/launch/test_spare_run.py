@@ -20,7 +20,7 @@ pytestmark = needs_namespaces
 MODEL = (
     *("--mock-data", "--model", "tiny", "--num-layers", "1", "--hidden-size", "64", "--ffn-hidden-size", "128"),
     *("--device", "cpu", "--seq-length", "16", "--global-batch-size", "4", "--micro-batch-size", "1", "--log-interval", "1"),
-    *("--eval-iters", "0", "--train-iters", "24", "--lr", "1e-2", "--lr-warmup-iters", "0", "--bf16"),
+    *("--eval-iters", "0", "--train-iters", "40", "--lr", "1e-2", "--lr-warmup-iters", "0", "--bf16"),
     "--use-distributed-optimizer",
 )
 SPARES = ("--ranks", "2", "--max-restarts", "3", "--replicate-interval", "1")
@@ -73,16 +73,17 @@ class Job:
         self.nodes[number].wait()
 
     def end(self, *numbers: int) -> None:
-        for number in numbers:
-            assert self.nodes[number].wait(timeout=300) == 0, self.log(number)
+        codes = [self.nodes[number].wait(timeout=300) for number in numbers]
+        assert not any(codes), "".join(map(self.log, range(len(self.nodes))))[-9000:]
 
 
 @contextmanager
-def job(place: Path, count: int, *options: str) -> Iterator[Job]:
+def job(place: Path, count: int, *options: str, late: int = 0) -> Iterator[Job]:
+    """A job on `count` nodes; the test starts the `late` last ones."""
     with namespaces(count) as networks, ExitStack() as stack:
         job = Job(place, networks, *options)
         stack.callback(lambda: [node.kill() for node in job.nodes.values()])
-        for number in range(count):
+        for number in range(count - late):
             job.start(number)
         yield job
 
@@ -116,8 +117,13 @@ def test_a_lost_node_is_replaced_by_a_spare_one(tmp_path: Path) -> None:
 
 
 def test_another_node_leads_when_the_first_one_is_lost(tmp_path: Path) -> None:
-    with job(tmp_path, 3, "--spare-nodes", "1") as run:
-        run.wait_for_step(8)
+    with job(tmp_path, 3, "--spare-nodes", "1", late=1) as run:
+        run.wait_for_step(2)
+        run.start(2)
+        while "it waits for the loss of another node" not in run.log(2):
+            assert run.nodes[2].poll() is None, run.log(2)
+            time.sleep(0.01)
+        run.wait_for_step(run.steps()[-1] + 4)
         run.kill(0)
         run.end(1, 2)
         assert "the node that leads is lost, and node 1 leads now" in run.log(1)

@@ -123,6 +123,11 @@ def _check_copies(restarts: Faults, saving: Checkpointing) -> Iterator[ToolError
             "--replicate-interval without --max-restarts: the copies in memory end with lt-train, and nothing would read them",
             "add --max-restarts, or use --save-local, whose copies are files",
         )
+    elif saving.replicate_interval is not None and restarts.min_nodes:
+        yield BadConfig(
+            "--replicate-interval with --min-nodes: copies in memory can be read by the same number of ranks only",
+            "use --save-local, whose copies any number of ranks can read",
+        )
 
 
 def _run(*parts: Any) -> Any:

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
 from lt_train.launch.kept_copies import newest_common
-from lt_train.launch.node_group import Leader
+from lt_train.launch.node_group import Leader, listen
 
 Place = list[Any]
 """Host and port of a launcher's copies."""
@@ -51,9 +51,24 @@ class SpareLeader(Leader):
     """The side of the node that leads. `inventories` has the answers of the members that hold their ranks."""
 
     def __init__(self, address: str, port: int, nodes: int, settings: str, number: int = 0):
-        super().__init__(address, port, nodes, settings)
-        self.number, self.local_address = number, address
+        super().__init__(listen(address, port), number, nodes, settings)
+        self.local_address = address
         self.inventories: dict[int, Inventory] = {}
+        # The nodes with ranks and the restarts that are left, and the hosts that the members know.
+        self._plan: dict[str, Any] | None = None
+        self._told_hosts: dict[int, str] = {}
+
+    def poll(self) -> None:
+        super().poll()
+        self._tell_group()
+
+    def _tell_group(self) -> None:
+        """Tell all members who leads when this node is lost. A spare node may come after the ranks have begun."""
+        hosts = {node: connection.host for node, connection in self._members.items()}
+        if self._plan is not None and hosts != self._told_hosts:
+            self._told_hosts = hosts
+            for connection in list(self._members.values()):
+                connection.send({"group": {"hosts": hosts, **self._plan}})
 
     @property
     def present(self) -> list[int]:
@@ -88,13 +103,12 @@ class SpareLeader(Leader):
         self._attempt += 1
         self._running = set(nodes) - {self.number}
         self.endings, self.lost = {}, {}
-        hosts = {node: connection.host for node, connection in self._members.items()}
-        for node, connection in self._members.items():
-            connection.send({"group": {"hosts": hosts, "nodes": list(nodes), "restarts": restarts}})
-            if node in self._running:
-                address, port = rendezvous
-                message = {"begin": self._attempt, "nodes": list(nodes), "address": address, "port": port, "step": step}
-                connection.send(message | dict(extras[node]))
+        self._plan, self._told_hosts = {"nodes": list(nodes), "restarts": restarts}, {}
+        self._tell_group()
+        address, port = rendezvous
+        for node in self._running:
+            message = {"begin": self._attempt, "nodes": list(nodes), "address": address, "port": port, "step": step}
+            self._members[node].send(message | dict(extras[node]))
 
 
 def choose_step(inventories: Mapping[int, Inventory], ranks: int) -> int:

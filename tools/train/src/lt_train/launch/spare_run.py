@@ -282,7 +282,7 @@ class FollowingSpareRun:
         address, seconds = node.master_address, max(faults.timeout_seconds, faults.wait_for_nodes_seconds)
         if self._lost_group:
             address, seconds = self._lost_group.hosts[self._lost_group.successors[0]], faults.wait_for_nodes_seconds
-        with Member(address, node.master_port, node.node_rank, self._nodes.settings, seconds) as group:
+        with Member(lambda: [(address, node.master_port)], node.node_rank, self._nodes.settings, seconds) as group:
             if node.node_rank >= self._spare_nodes.active and self._lost_group is None:
                 note(f"node {node.node_rank} is a spare: it waits for the loss of another node")
                 ranks.stand_by(self._nodes.config.to_json(), self._spare_nodes.ranks_per_node)
@@ -339,6 +339,8 @@ class FollowingSpareRun:
 
         def watch() -> None:
             for message in group.receive():
+                if "group" in message:
+                    self._group = Group.read(message["group"])
                 if message.get("hold") == begin["begin"]:
                     raise Held
                 if message.get("stop") == begin["begin"]:
