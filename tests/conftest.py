@@ -63,7 +63,8 @@ LONG = re.compile(
     r"|planner/test_memory_estimate\.py|render/test_pods\.py|process/test_watchdog\.py|commands/test_full_size_plans\.py"
     r"|launch/test_(launcher|streams)\.py|data/test_stream_phases\.py"
     r"|hostile/test_(monitor_(logs|endpoints)|convert_durability|planted_preprocess_cache)\.py|optim/test_optimizer\.py"
-    r"|/test_(phases|store_ranges)\.py"
+    r"|/test_(phases|store_ranges|growth|remote|durability|self_check|interruptions|shard_uploads|order_record|blended_dataset)\.py"
+    r"|/test_(samples|control|rank_processes|trackers|micro_batches|gloo_groups|torch_optimizer|pipes_in_tables|verbosity)\.py"
 )
 
 

@@ -1,4 +1,4 @@
-"""Files as after a restart of the machine: not in memory."""
+"""Files as after a restart of the machine, not in memory; or all in memory."""
 
 import os
 from pathlib import Path
@@ -19,3 +19,13 @@ def drop_files(directory: Path) -> None:
         if path.is_file():
             with path.open("rb") as file:
                 os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def fill(directory: Path) -> None:
+    """Read all files of `directory`, after everything that was written before is on the disk."""
+    os.sync()
+    for path in directory.rglob("*"):
+        if path.is_file():
+            with path.open("rb", buffering=0) as file:
+                while file.read(16 << 20):
+                    pass

@@ -11,7 +11,7 @@ from lt_shared.models import presets
 def test_sections_are_listed_with_all_their_options() -> None:
     shown = " ".join(train("help").out.split())
     assert "Parallelism --parallel, --tensor-model-parallel-size, --pipeline-model-parallel-size and 12 more" in shown
-    assert "Faults --distributed-timeout-minutes, --max-restarts, --min-nodes and 2 more Reports" in shown
+    assert "Faults --distributed-timeout-minutes, --max-restarts, --min-nodes and 3 more Reports" in shown
     assert shown.endswith("lt-train help SECTION shows one, lt-train --help all of them.")
 
 

@@ -31,8 +31,8 @@ from convert_models import write_model  # noqa: E402
 
 TOKENIZER = Path(__file__).parents[2] / "demo" / "tokenizer"
 LIMIT_SECONDS = 120
-# Before that moment Python itself starts, and prints a traceback of its own.
-EARLIEST_SECONDS = 0.1
+# Before that moment Python itself starts, and Ctrl-C prints its traceback.
+EARLIEST_SECONDS = 0.2
 SMALL = (
     "--model tiny --num-layers 1 --hidden-size 32 --ffn-hidden-size 64 --seq-length 32 --micro-batch-size 2 --lr 1e-3"
     " --device cpu --ranks 1 --log-interval 1 --eval-iters 1 --mock-data --train-iters 30 --save-interval 10"

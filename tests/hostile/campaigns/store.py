@@ -49,7 +49,7 @@ SMALL = (
 )
 TRACKER = "latest_checkpointed_iteration.txt"
 RESULT = re.compile(
-    rf"^(?!\.|lt-train-|cache/|run/data-cache/).*(?:\.bin|\.idx|\.distcp|common\.pt|lt-convert\.json|metrics\.jsonl|{TRACKER})$"
+    rf"^(?!\.|lt-train-|cache/|run/data-cache/).*(?:\.bin|\.idx|\.distcp|common\.pt|lt-convert\.json|metrics\.jsonl|{TRACKER}|stdout)$"
 )
 ORDERLY = (0, 65, 66, 69, 73, 74, 75, 77)
 
@@ -67,6 +67,7 @@ COMMANDS = (
     Command("preprocess, to the store", "lt_preprocess {local}/a.jsonl --tokenizer {tokenizer} -o {store}/out"),
     Command("convert, from the store", "lt_convert {inputs}/model --to torchtitan -o {place}/out"),
     Command("convert, to the store", "lt_convert {local}/model --to torchtitan -o {store}/out"),
+    Command("monitor, from the store", "lt_monitor scrape {inputs}/run.log"),
     Command("train, to the store", f"lt_train {SMALL} --mock-data --save {{store}}/run"),
     Command(
         "train, from the store",
@@ -93,6 +94,8 @@ class Campaign:
             subprocess.run(["gzip", "-k", local / "a.jsonl"], check=True)
             words = ["-m", "lt_preprocess", str(local / "a.jsonl"), "--tokenizer", str(TOKENIZER), "-o", str(local / "data")]
             subprocess.run([sys.executable, *words], check=True, capture_output=True)
+        steps = [json.dumps({"v": 1, "kind": "step", "step": step, "loss": 2.5}) for step in range(1, 20_000)]
+        (local / "run.log").write_text("\n".join(steps) + "\n")
         self.inputs = s3_server.upload(local, f"{s3_server.new_bucket('inputs')}/inputs")
 
     def new_place(self) -> tuple[Path, str]:
@@ -109,7 +112,10 @@ class Campaign:
         process = subprocess.Popen(
             [python, "-m", *words], env=os.environ | variables, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         )
-        return ended(process)
+        done = ended(process)
+        if words[0] == "lt_monitor":
+            (place / "stdout").write_text(done.stdout)
+        return done
 
     @functools.cache  # noqa: B019
     def undisturbed(self, command: Command) -> tuple[dict[str, object], int]:

@@ -29,7 +29,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lt_shared.console import BadConfig, CannotCreate, IoFailure, NoInput, ToolError, TryAgain, Unavailable
-from lt_shared.files import local_files, storage
+from lt_shared.files import local_files, remote_stream, storage
 
 
 @pytest.fixture
@@ -652,3 +652,25 @@ def test_ranges_of_many_remote_objects(bucket: str) -> None:
     assert storage.read_ranges([]) == []
     with pytest.raises(NoInput):
         storage.read_ranges([(f"{bucket}/gone", 0, 1)])
+
+
+def test_a_time_out_of_a_store_is_one_although_s3fs_fails_on_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """s3fs 2025 reads `args[0]` of the error, and a time-out has no arguments."""
+
+    class Stalling:
+        def tell(self) -> int:
+            return 0
+
+        def seek(self, position: int) -> int:
+            return position
+
+        def read(self, size: int) -> bytes:
+            try:
+                raise TimeoutError
+            except OSError as error:
+                return bytes(error.args[0])
+
+    monkeypatch.setattr(storage.time, "sleep", lambda seconds: None)
+    stream = remote_stream.RemoteStream(Stalling(), lambda operation: storage.retry(operation, "s3://b/run.log"))
+    with pytest.raises(IoFailure, match=r"^s3://b/run\.log: TimeoutError$"):
+        stream.read(10)

@@ -20,7 +20,7 @@ pytestmark = needs_namespaces
 MODEL = (
     *("--mock-data", "--model", "tiny", "--num-layers", "1", "--hidden-size", "64", "--ffn-hidden-size", "128"),
     *("--device", "cpu", "--seq-length", "16", "--global-batch-size", "4", "--micro-batch-size", "1", "--log-interval", "1"),
-    *("--eval-iters", "0", "--train-iters", "24", "--lr", "1e-2", "--lr-warmup-iters", "0", "--bf16"),
+    *("--eval-iters", "0", "--train-iters", "40", "--lr", "1e-2", "--lr-warmup-iters", "0", "--bf16"),
     "--use-distributed-optimizer",
 )
 SPARES = ("--ranks", "2", "--max-restarts", "3", "--replicate-interval", "1")
@@ -56,6 +56,10 @@ class Job:
     def steps(self) -> list[int]:
         return [int(step) for step in STEP.findall(self.log())]
 
+    def said(self) -> str:
+        """The log of the run, which the first rank writes on whichever node it is."""
+        return (self.place / "run" / "train.log").read_text()
+
     def wait_for_step(self, step: int, earlier_steps: int = 0) -> None:
         while not any(number >= step for number in self.steps()[earlier_steps:]):
             assert self.nodes[0].poll() is None, self.log()
@@ -69,16 +73,17 @@ class Job:
         self.nodes[number].wait()
 
     def end(self, *numbers: int) -> None:
-        for number in numbers:
-            assert self.nodes[number].wait(timeout=300) == 0, self.log(number)
+        codes = [self.nodes[number].wait(timeout=300) for number in numbers]
+        assert not any(codes), "".join(map(self.log, range(len(self.nodes))))[-9000:]
 
 
 @contextmanager
-def job(place: Path, count: int, *options: str) -> Iterator[Job]:
+def job(place: Path, count: int, *options: str, late: int = 0) -> Iterator[Job]:
+    """A job on `count` nodes; the test starts the `late` last ones."""
     with namespaces(count) as networks, ExitStack() as stack:
         job = Job(place, networks, *options)
         stack.callback(lambda: [node.kill() for node in job.nodes.values()])
-        for number in range(count):
+        for number in range(count - late):
             job.start(number)
         yield job
 
@@ -86,6 +91,13 @@ def job(place: Path, count: int, *options: str) -> Iterator[Job]:
 def recoveries(log: str) -> list[float]:
     """The seconds from the last step before each loss to the first step after it."""
     return [float(seconds) for seconds in re.findall(r"recovered in ([\d.]+) s", log)]
+
+
+def undisturbed(place: Path, *options: str) -> dict[tuple[str, int], float]:
+    """The losses of the same run on one machine without a loss."""
+    still = train(*MODEL, "--ranks", "4", *options, "--save", str(place / "still"), OMP_NUM_THREADS="1")
+    assert still.code == 0, still.err
+    return losses(place / "still")
 
 
 def test_a_lost_node_is_replaced_by_a_spare_one(tmp_path: Path) -> None:
@@ -101,9 +113,24 @@ def test_a_lost_node_is_replaced_by_a_spare_one(tmp_path: Path) -> None:
     assert re.search("the first after it, [0-9] step", said), "the copies of the last steps are there"
     (seconds,) = recoveries(said)
     assert seconds < 60
-    still = train(*MODEL, "--ranks", "4", "--save", str(tmp_path / "still"), OMP_NUM_THREADS="1")
-    assert still.code == 0, still.err
-    assert losses(tmp_path / "run") == losses(tmp_path / "still")
+    assert losses(tmp_path / "run") == undisturbed(tmp_path)
+
+
+def test_another_node_leads_when_the_first_one_is_lost(tmp_path: Path) -> None:
+    with job(tmp_path, 3, "--spare-nodes", "1", late=1) as run:
+        run.wait_for_step(2)
+        run.start(2)
+        while "it waits for the loss of another node" not in run.log(2):
+            assert run.nodes[2].poll() is None, run.log(2)
+            time.sleep(0.01)
+        run.wait_for_step(run.steps()[-1] + 4)
+        run.kill(0)
+        run.end(1, 2)
+        assert "the node that leads is lost, and node 1 leads now" in run.log(1)
+        assert "spare processes are the ranks 0, 1, and the ranks of other nodes go on in theirs" in run.log(2)
+        assert "successfully loaded checkpoint from the nodes' memory at iteration" in run.said()
+        assert len(recoveries(run.said())) == 1
+    assert losses(tmp_path / "run") == undisturbed(tmp_path)
 
 
 def test_without_the_copies_the_disks_count_and_then_the_checkpoint(tmp_path: Path) -> None:
@@ -130,6 +157,4 @@ def test_without_the_copies_the_disks_count_and_then_the_checkpoint(tmp_path: Pa
     assert "/local/" in from_disks[0]
     assert int(from_disks[1]) % 3 == 0
     assert from_save == (str(tmp_path / "run"), "16")
-    still = train(*MODEL, *options[-2:], "--ranks", "3", "--save", str(tmp_path / "still"), OMP_NUM_THREADS="1")
-    assert still.code == 0, still.err
-    assert losses(tmp_path / "run") == losses(tmp_path / "still")
+    assert losses(tmp_path / "run") == undisturbed(tmp_path, *options[-2:], "--ranks", "3")

@@ -4,6 +4,7 @@ import zlib
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 from layouts import assembled
 from situations import MODEL, said, situation
 
@@ -51,8 +52,13 @@ def test_made_up_data(tmp_path: Path) -> None:
     assert said(dataset_checks.files, situation(tmp_path)) == ["not checked: the data is made up"]
 
 
-def test_checksums(tmp_path: Path, write_dataset: Callable[..., Dataset]) -> None:
+@pytest.mark.parametrize("is_large", [False, True])
+def test_checksums(
+    is_large: bool, tmp_path: Path, write_dataset: Callable[..., Dataset], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Those of lt-preprocess's sidecar, as zlib computes them; a flipped bit keeps the sizes."""
+    if is_large:
+        monkeypatch.setattr(dataset_checks, "VERIFIED_BYTES", 100)
     prefix = write_dataset(tmp_path / "one", documents=20).prefix
     sidecar = Path(manifest.sidecar_path(prefix))
     paths = {ending: Path(f"{prefix}.{ending}") for ending in ("bin", "idx")}
@@ -68,7 +74,7 @@ def test_checksums(tmp_path: Path, write_dataset: Callable[..., Dataset]) -> Non
         path.write_bytes(damaged)
         found = said(dataset_checks.checksums, all_of_it)
         assert len(found) == 1 and f"{path}: its checksum is another" in found[0]
-        assert len(said(dataset_checks.checksums, of(prefix))) == (ending == "idx")
+        assert len(said(dataset_checks.checksums, of(prefix))) == (ending == "idx" or not is_large)
         path.write_bytes(before)
     sidecar.unlink()
     assert not said(dataset_checks.checksums, all_of_it)

@@ -82,6 +82,7 @@ def cluster_words(tmp_path: Path) -> Callable[[str], list[str]]:
         ((*TRAIN, "--save", "run", "--plain"), "--plain"),
         ((*TRAIN, "--save", "run", "--dry-run"), "--dry-run"),
         ((*TRAIN, "--save", "run", "--nodes", "2", "--max-restarts", "2"), "--max-restarts"),
+        ((*TRAIN, "--save", "run", "--nodes", "2", "--min-nodes", "1"), "--min-nodes"),
         (("--model", "tiny", "--save", "run"), "no DATA"),
         (("--model", "tiny", "--save", "run", "-"), "standard input"),
         (("--model", "tiny", "--save", "run", "--data-path", "-"), "standard input"),

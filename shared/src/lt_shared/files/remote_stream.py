@@ -25,7 +25,13 @@ class RemoteStream(io.BufferedIOBase):
             if attempts:
                 self._file.seek(position)
             attempts += 1
-            return bytes(read())
+            try:
+                return bytes(read())
+            except IndexError as error:
+                # s3fs looks at the arguments of each OSError, and a time-out has none.
+                if isinstance(error.__context__, OSError):
+                    raise error.__context__ from None
+                raise
 
         return self._retry(attempt)
 

@@ -82,7 +82,7 @@ def retry(operation: Callable[[], Result], what: str) -> Result:
             raise Unavailable(f"{what}: this kind of store is read-only", "write to a local path or to s3://") from None
         except (*_client_errors(), *_transfer_errors()) as error:
             # A server may repeat the token that it refuses.
-            reason = f"{what}: {credentials.without_tokens(str(error))}"
+            reason = f"{what}: {credentials.without_tokens(str(error) or type(error).__name__)}"
             if isinstance(error, _client_errors()) and type(error).__name__ not in DAMAGED_ANSWERS:
                 raise Unavailable(reason, _remedy(error)) from None
             if attempt == REMOTE_ATTEMPTS - 1:

@@ -21,6 +21,7 @@ from lt_monitor.runs.metrics import source_columns
 from lt_monitor.runs.silence import Silence
 from lt_monitor.runs.speed import RunFacts, Sizes, positive
 from lt_monitor.runs.starting import Start
+from lt_shared.contracts.recovery_notes import Nodes
 from lt_shared.contracts.run_log import SOURCE_LOSS
 from lt_shared.data.sample_order.log_notes import PhaseBegins
 
@@ -70,6 +71,7 @@ class Summary:
     lost_seconds: float | None
     recoveries: int
     recovery_seconds: float | None
+    nodes: dict[str, int] | None
     checkpoints: dict[str, dict[str, float]]
     checkpoint_step: int | None
     checkpoint_path: str | None
@@ -147,6 +149,7 @@ def summarize(run: Run, run_facts: RunFacts | None = None, now: float | None = N
         lost_seconds=None if seconds is None else round(run.lost_steps * seconds, 3),
         recoveries=costs.recoveries,
         recovery_seconds=costs.mean_recovery_seconds,
+        nodes=_nodes(run),
         checkpoints=costs.per_checkpoint(),
         checkpoint_step=checkpoint["step"] if checkpoint else None,
         checkpoint_path=checkpoint.get("path") if checkpoint else None,
@@ -278,6 +281,14 @@ def _phase(run: Run, step: int | None) -> str | None:
     names = [(fields.get("step"), fields.get("name")) for fields in phase_fields]
     named_phases = [(first, name) for first, name in names if isinstance(first, int) and isinstance(name, str)]
     return max(((first, name) for first, name in named_phases if first <= (step or 0)), default=(0, None))[1]
+
+
+def _nodes(run: Run) -> dict[str, int] | None:
+    """The nodes of a run that may lose some: `nodes` of `all_nodes` since `step`. None if the log does not tell them."""
+    fields = [event.get("fields") or {} for event in run.of_kind("note") if event["note"] == Nodes.NOTE]
+    counts = {name: fields[-1].get(name) for name in ("nodes", "all_nodes", "step")} if fields else {}
+    numbers = {name: count for name, count in counts.items() if isinstance(count, int)}
+    return numbers if numbers.keys() == {"nodes", "all_nodes", "step"} else None
 
 
 def _newest_of_sets(run: Run) -> dict[str, float]:

@@ -22,6 +22,7 @@ OF_SEVERAL: dict[str, Callable[[Summary], Any]] = {
     "validation sets": lambda summary: summary.validation_losses,
     "saving": lambda summary: summary.checkpoints,
     "recovery": lambda summary: summary.recoveries,
+    "nodes": lambda summary: summary.nodes,
     "starting": lambda summary: summary.starting,
 }
 
@@ -181,6 +182,10 @@ def _saving(summary: Summary) -> str:
     return "; ".join(shown) or "-"
 
 
+def _nodes(summary: Summary) -> str:
+    return "{nodes} of {all_nodes} since step {step}".format(**summary.nodes) if summary.nodes else "-"
+
+
 def _recovery(summary: Summary) -> str:
     if summary.recovery_seconds is None:
         return "-"
@@ -232,6 +237,7 @@ ROWS: dict[str, Cell] = {
     "checkpoint": _checkpoint,
     "saving": _saving,
     "recovery": _recovery,
+    "nodes": _nodes,
     "skipped steps": lambda summary: f"{summary.skipped_steps:,}",
     "nan steps": lambda summary: f"{summary.nan_steps:,}",
     "fault": _fault,

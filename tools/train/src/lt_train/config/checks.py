@@ -8,7 +8,7 @@ from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
-from lt_shared.console import ToolError
+from lt_shared.console import BadConfig, ToolError
 from lt_shared.models.architecture import Architecture
 from lt_train.config import kernels
 from lt_train.config.draft import Draft
@@ -29,7 +29,9 @@ from lt_train.config.settings import (
     routing,
 )
 from lt_train.config.settings.batches import Batches
+from lt_train.config.settings.checkpointing import Checkpointing
 from lt_train.config.settings.data import Data
+from lt_train.config.settings.faults import Faults
 from lt_train.config.settings.layers import Layers
 from lt_train.config.settings.parallelism import Parallelism
 from lt_train.config.settings.precision import Precision
@@ -114,6 +116,20 @@ def _check_precision(
     return precision.check(resolved, architecture, parallel, sizes.micro_batch_size * sizes.seq_length)
 
 
+def _check_copies(restarts: Faults, saving: Checkpointing) -> Iterator[ToolError]:
+    """Yield BadConfig for copies in memory that no restart would read."""
+    if saving.replicate_interval is not None and not restarts.max_restarts:
+        yield BadConfig(
+            "--replicate-interval without --max-restarts: the copies in memory end with lt-train, and nothing would read them",
+            "add --max-restarts, or use --save-local, whose copies are files",
+        )
+    elif saving.replicate_interval is not None and restarts.min_nodes:
+        yield BadConfig(
+            "--replicate-interval with --min-nodes: copies in memory can be read by the same number of ranks only",
+            "use --save-local, whose copies any number of ranks can read",
+        )
+
+
 def _run(*parts: Any) -> Any:
     """Combine the parts of a draft into the `Run` that `kernels` reads."""
     return SimpleNamespace(**dict(zip(kernels.PARTS, parts, strict=True)))
@@ -146,7 +162,7 @@ CHECKS: tuple[Check, ...] = (
         lambda updates, saving, read: optimization.check_average(updates, saving, read.validation_names),
     ),
     (("faults", "memory"), faults.check),
-    (("faults", "checkpointing"), faults.check_copies),
+    (("faults", "checkpointing"), _check_copies),
     (
         ("schedule", "batches", "checkpointing"),
         lambda phases, sizes, saving: data_schedule.check(phases, sizes, bool(saving.save and not saving.no_save_optim)),

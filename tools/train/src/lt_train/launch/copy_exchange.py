@@ -117,17 +117,19 @@ class CopySender:
         self._queue.put((rank, step))
 
     def _run(self) -> None:
-        item = self._queue.get()
+        item, is_failing = self._queue.get(), False
         while item and not self._stop.is_set():
             # Until a copy has arrived, no rank makes the next one.
             try:
                 with connect(self._host, self._port, self._secret) as connection:
                     while item and not self._stop.is_set():
                         self._put(connection, *item)
+                        is_failing = False
                         item = self._queue.get()
             except (OSError, ValueError) as error:
-                if not self._stop.wait(RETRY_SECONDS):
-                    warn(f"a copy for the memory of {self._host} has not arrived, and is sent again: {error}")
+                if not self._stop.wait(RETRY_SECONDS) and not is_failing:
+                    warn(f"a copy for the memory of {self._host} has not arrived, and is sent until it does: {error}")
+                    is_failing = True
 
     def _put(self, connection: socket.socket, rank: int, step: int) -> None:
         copy = self._copies.open(rank, step)

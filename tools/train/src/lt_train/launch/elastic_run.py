@@ -1,23 +1,30 @@
 """Run the ranks of several nodes, and go on with fewer nodes after one is lost (--min-nodes).
 
-The launcher of the first node leads (`lt_train.launch.node_group`). If a node is lost, all nodes end their ranks, and the leader
-waits --wait-for-nodes seconds for it. Then the largest usable number of nodes starts from the newest checkpoint, which the ranks
-read in their new layout, as a run does that is resumed by hand with other nodes. The global batch and the order of its samples
-stay. If a node comes later, the ranks end after their next checkpoint, and start again with it. The loss of the first node ends
-the run, and the job's scheduler starts it again.
+The launcher of one node leads (`lt_train.launch.node_group`), at the start the first one. If a node is lost, all nodes end their
+ranks, and the leader waits --wait-for-nodes seconds for it. Then the largest usable number of nodes starts from the newest
+checkpoint, which the ranks read in their new layout, as after a resume by hand with other nodes. The global batch and the order
+of its samples stay. If a node comes later, the ranks end after their next checkpoint, and start again with it.
+
+If the leader is lost, the lowest of the other nodes leads. It first takes the lock of the run's directory, so that two parts of a
+divided network never both go on, and writes its address there, where a node that comes back finds it.
 """
 
+import contextlib
 import dataclasses
+import json
+import socket
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 from lt_shared.console import BadConfig, ExitCode, Terminated, ToolError, Unavailable, note, warn
+from lt_shared.files import storage
 from lt_train.checkpoint import resume, starting_point
 from lt_train.config import cluster
 from lt_train.config.run_config import RunConfig
-from lt_train.launch.node_group import Leader, Member
+from lt_train.launch.node_group import Endpoint, Leader, LeaderLost, Member, is_leader, listen
 from lt_train.launch.rank_processes import RankKilled, Ranks
 from lt_train.planner import memory_estimate, node_counts, search
 from lt_train.process import restart_policy
@@ -31,10 +38,15 @@ POLL_SECONDS = 0.1
 CAUSE_SECONDS = 10.0
 # Time for the launchers of other nodes to kill their ranks.
 STOP_SECONDS = 60.0
+# Time for a shared filesystem to free the lock of a host that is lost.
+LOCK_SECONDS = 120.0
 ENDED = (ExitCode.OK, ExitCode.TRY_AGAIN, NEXT_PHASE)
 
 Resolve = Callable[[int, int], RunConfig]
 Prepare = Callable[[RunConfig, bool], RunConfig]
+OwnRun = Callable[[float], contextlib.AbstractContextManager[None]]
+
+LEADER_FILE = ".leader"
 
 
 class NodesLost(Exception):
@@ -58,13 +70,25 @@ class Nodes:
     """The nodes that may take part in a run. `node` is this node, and `config` the configuration on all nodes.
 
     `resolve` resolves the configuration on a number of nodes with a number of ranks. `prepare` checks the data and chooses the
-    checkpoint to start from.
+    checkpoint to start from. `own_run` is a context that has the run's directory for itself, for which it waits some seconds.
+    `directory` is this directory if another node may lead, else None.
     """
 
     node: Node
     config: RunConfig
     resolve: Resolve
     prepare: Prepare
+    own_run: OwnRun | None = None
+    directory: Path | None = None
+
+    @property
+    def number(self) -> int:
+        return self.node.node_rank
+
+    def endpoints(self) -> list[Endpoint]:
+        """Return where the leader may be: where the run's directory says, or on the first node."""
+        first = (self.node.master_address, self.node.master_port) if self.number else None
+        return [endpoint for endpoint in (read_leader(self.directory), first) if endpoint]
 
     @property
     def ranks_per_node(self) -> int:
@@ -99,26 +123,78 @@ class Nodes:
         if shortage := search.memory_shortage(memory_estimate.estimate(config).fullest_rank, here):
             raise BadConfig(f"the plan does not fit: {shortage.reason}", search.LESS_MEMORY)
 
-    def rank_node(self, number: int, nodes: Sequence[int], port: int) -> Node:
-        """Return the node with the `number` as the ranks see it in an attempt of `nodes`."""
-        return dataclasses.replace(self.node, node_rank=nodes.index(number), nodes=len(nodes), master_port=port)
+    def rank_node(self, nodes: Sequence[int], address: Endpoint) -> Node:
+        """Return this node as the ranks see it in an attempt of `nodes`, which meet at `address`."""
+        place = nodes.index(self.number)
+        return dataclasses.replace(
+            self.node, node_rank=place, nodes=len(nodes), master_address=address[0], master_port=address[1]
+        )
+
+
+def read_leader(directory: Path | None) -> Endpoint | None:
+    """Read where the launcher that leads the run in `directory` listens. It may have ended."""
+    with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
+        record = json.loads((directory / LEADER_FILE).read_bytes()) if directory else {}
+        return str(record["address"]), int(record["port"])
+    return None
+
+
+def has_leader(directory: Path | None) -> bool:
+    """Whether another launcher leads the run in `directory`, because this one was lost before."""
+    leader = read_leader(directory)
+    return leader is not None and is_leader(leader)
+
+
+def run(nodes: Nodes, ranks: Ranks, is_first: bool) -> int:
+    """Run this node's part of the run to its end. Return the exit code of the run.
+
+    If `is_first`, this launcher leads at the start. Raises as `LeadingRun.run` and `FollowingRun.run`.
+    """
+    node, faults = nodes.node, nodes.config.faults
+    # At the start, some nodes may still load an image.
+    start_seconds = max(faults.timeout_seconds, faults.wait_for_nodes_seconds)
+    role: LeadingRun | FollowingRun = FollowingRun(nodes, nodes.endpoints, start_seconds)
+    if is_first:
+        role = LeadingRun(nodes, listen(node.master_address, node.master_port), node.master_address, start_seconds)
+    with contextlib.ExitStack() as stack:
+        while True:
+            try:
+                return role.run(ranks)
+            except LeaderLost:
+                ranks.stop()
+                if isinstance(role, LeadingRun) or nodes.own_run is None or nodes.directory is None or not role.members:
+                    raise
+                # The next leader has the lowest number in the attempt.
+                lowest = min(role.members)
+                if lowest == nodes.number:
+                    warn("the node that led the others is lost: this node leads them now")
+                    stack.enter_context(nodes.own_run(max(LOCK_SECONDS, faults.wait_for_nodes_seconds)))
+                    role = LeadingRun(nodes, role.listener, role.address, faults.wait_for_nodes_seconds)
+                else:
+                    endpoints = [role.members[lowest]]
+                    role = FollowingRun(nodes, endpoints.copy, start_seconds)
 
 
 class LeadingRun:
-    """The run on the first node, which decides which nodes take part in each attempt."""
+    """The run on the node that decides which nodes take part in each attempt. Others find it by `listener`, at `address`.
 
-    def __init__(self, nodes: Nodes):
+    The first attempt waits for all nodes for `first_wait_seconds`.
+    """
+
+    def __init__(self, nodes: Nodes, listener: socket.socket, address: str, first_wait_seconds: float):
         self._nodes = nodes
         self._faults = nodes.config.faults
         self._counts = nodes.usable_counts()
+        self._listener, self._address = listener, address
+        self._first_wait_seconds = first_wait_seconds
 
     def run(self, ranks: Ranks) -> int:
         """Run attempts until the run ends on all nodes. Return the exit code of the run.
 
         Raises Unavailable if too few nodes come, and RankKilled if a signal ended a rank and no restart is left.
         """
-        node = self._nodes.node
-        with Leader(node.master_address, node.master_port, node.nodes, self._nodes.settings) as group:
+        nodes = self._nodes
+        with self._recorded(), Leader(self._listener, nodes.number, nodes.node.nodes, nodes.settings) as group:
             try:
                 code = self._run(ranks, group)
             except (ToolError, Terminated) as error:
@@ -127,10 +203,22 @@ class LeadingRun:
             group.finish(code)
             return code
 
+    @contextlib.contextmanager
+    def _recorded(self) -> Iterator[None]:
+        """Record in the run's directory where this launcher listens, while it leads."""
+        directory = self._nodes.directory
+        if directory is None:
+            yield
+            return
+        record = {"v": 1, "address": self._address, "port": self._listener.getsockname()[1]}
+        storage.write_bytes(directory / LEADER_FILE, json.dumps(record).encode())
+        try:
+            yield
+        finally:
+            (directory / LEADER_FILE).unlink(missing_ok=True)
+
     def _run(self, ranks: Ranks, group: Leader) -> int:
-        restarts_left = self._faults.max_restarts
-        # At the start, some nodes may still load an image.
-        wait_seconds = max(self._faults.timeout_seconds, self._faults.wait_for_nodes_seconds)
+        restarts_left, wait_seconds = self._faults.max_restarts, self._first_wait_seconds
         while True:
             present = self._gather(ranks, group, wait_seconds)
             if ranks.signalled:
@@ -184,13 +272,13 @@ class LeadingRun:
         saving, all_nodes = config.checkpointing, self._nodes.node.nodes
         step = resume.steps_done(saving)
         if len(present) < all_nodes or step:
-            note(f"going on with {len(present)} of {all_nodes} node(s) from iteration {step}")
-        port, attempts_before = free_port(), crash_loop.attempts(saving.directory)
-        group.begin(present, port, step)
+            newer = ", or from newer local copies" if saving.save_local else ""
+            note(f"going on with {len(present)} of {all_nodes} node(s) from iteration {step}{newer}")
+        address, attempts_before = (self._address, free_port()), crash_loop.attempts(saving.directory)
+        group.begin(present, address, step)
         code: int = ExitCode.OK
         try:
-            local_node = self._nodes.rank_node(0, present, port)
-            code = self._code_of_all(ranks, group, config, local_node)
+            code = self._code_of_all(ranks, group, config, self._nodes.rank_node(present, address))
         except OthersFailed as failed:
             code = failed.code
         except RankKilled as error:
@@ -245,21 +333,27 @@ class LeadingRun:
 
 
 class FollowingRun:
-    """The run on another node: start and end ranks as the first node says."""
+    """The run on another node: start and end ranks as the leader says. The leader is at one of the `endpoints`.
 
-    def __init__(self, nodes: Nodes):
+    After a first attempt has begun, `members` has its other nodes than the leader, with the addresses at which they listen. This
+    node listens by `listener`, at `address`.
+    """
+
+    def __init__(self, nodes: Nodes, endpoints: Callable[[], Sequence[Endpoint]], wait_seconds: float):
         self._nodes = nodes
+        self._endpoints = endpoints
+        self._wait_seconds = wait_seconds
         self._messages: deque[dict[str, Any]] = deque()
+        self.members: dict[int, Endpoint] = {}
 
     def run(self, ranks: Ranks) -> int:
-        """Run attempts until the first node ends the run. Return the exit code of the run.
+        """Run attempts until the leader ends the run. Return the exit code of the run.
 
-        A signal to this launcher ends this node's part of the run alone. Raises Unavailable if the first node is lost or does not
-        answer, BadConfig if it refuses this node.
+        A signal to this launcher ends this node's part of the run alone. Raises LeaderLost, Unavailable if no leader answers, and
+        BadConfig if it refuses this node.
         """
-        node, faults = self._nodes.node, self._nodes.config.faults
-        address, seconds = (node.master_address, node.master_port), max(faults.timeout_seconds, faults.wait_for_nodes_seconds)
-        with Member(*address, node.node_rank, self._nodes.settings, seconds) as group:
+        with Member(self._endpoints, self._nodes.number, self._nodes.settings, self._wait_seconds) as group:
+            self.listener, self.address = group.listener, group.address
             while True:
                 message = self._next(ranks, group)
                 if message is None:
@@ -282,9 +376,10 @@ class FollowingRun:
 
     def _attempt(self, ranks: Ranks, group: Member, begin: dict[str, Any]) -> int | None:
         """Run this node's ranks. Return their exit code, None if the leader has ended them."""
-        numbers = begin["nodes"]
+        numbers, (host, port) = begin["nodes"], begin["address"]
+        self.members = {int(number): (address, member_port) for number, (address, member_port) in begin["members"].items()}
         config = self._nodes.config_on(len(numbers), False).at_step(begin["step"])
-        local_node = self._nodes.rank_node(self._nodes.node.node_rank, numbers, begin["port"])
+        local_node = self._nodes.rank_node(numbers, (host, port))
 
         def watch() -> None:
             messages = group.receive()

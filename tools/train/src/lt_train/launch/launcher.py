@@ -5,11 +5,13 @@ import dataclasses
 import fcntl
 import os
 import shlex
+import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 from lt_shared import credentials
-from lt_shared.console import BadConfig, CannotCreate, ExitCode, ToolError, TryAgain, note, warn
+from lt_shared.console import BadConfig, CannotCreate, ExitCode, ToolError, TryAgain, Unavailable, note, warn
 from lt_shared.contracts import checkpoint_layout, manifest
 from lt_shared.files import local_files, ownership, storage
 from lt_train.checkpoint import remote_run, resume, starting_point
@@ -30,6 +32,9 @@ from lt_train.process.private_directory import private_directory
 from lt_train.process.rank_environment import Node, RankEnvironment
 from lt_train.process.start_clock import clock
 from lt_train.train import crash_loop
+
+LOCK_POLL_SECONDS = 0.2
+NO_LOCKS = "start the job again: it goes on from SAVE"
 
 
 def prepare(config: RunConfig, is_first: bool = True) -> RunConfig:
@@ -71,6 +76,9 @@ def launch(config: RunConfig, resolve: elastic_run.Resolve | None = None) -> int
             "give --max-restarts to torchrun, or put the job back into the queue (lt-train render slurm)",
         )
     is_first = not (rank_env.rank if rank_env else node.node_rank if node else 0)
+    directory = _directory_of_elastic_run(config)
+    # Another node leads if the first one was lost and is back.
+    is_first = is_first and not elastic_run.has_leader(directory)
     config = prepare(config, is_first)
     if resume.is_finished(config.checkpointing, config.batches.train_iters):
         if is_first:
@@ -94,10 +102,12 @@ def launch(config: RunConfig, resolve: elastic_run.Resolve | None = None) -> int
             return restart_policy.launcher_code(worker.start(config, rank_env))
         stack.enter_context(_forward_stream_pipes(config.data.streaming, config.checkpointing, is_first))
         if config.faults.min_nodes and node and node.nodes > 1 and resolve:
-            return _run_elastic(elastic_run.Nodes(node, config, resolve, prepare))
+            own_run = partial(_run_directory, config.checkpointing, config.data)
+            return _run_elastic(elastic_run.Nodes(node, config, resolve, prepare, own_run, directory), is_first)
         if config.faults.max_restarts and node and node.nodes > 1 and resolve:
             nodes = elastic_run.Nodes(node, config, resolve, prepare)
-            return _run_with_spares(spare_run.SpareNodes(nodes, config.faults.spare_nodes))
+            open_directory = partial(_run_directory, config.checkpointing, config.data)
+            return _run_with_spares(spare_run.SpareNodes(nodes, config.faults.spare_nodes, open_directory))
         return LaunchedRun(config, is_first).run()
 
 
@@ -113,24 +123,32 @@ def _check_min_nodes(min_nodes: int | None, rank_env: RankEnvironment | None, no
         raise BadConfig(f"--min-nodes {min_nodes}, and the job has {nodes} node(s)", f"--min-nodes {max(1, nodes - 1)}")
 
 
+def _directory_of_elastic_run(config: RunConfig) -> Path | None:
+    """Return the run's directory if all nodes see it and any node may lead an elastic run, else None.
+
+    The lines of a pipe reach the first node only.
+    """
+    checkpointing, streams = config.checkpointing, config.data.streaming
+    has_pipe = streams is not None and any(place and place.startswith(streaming.PIPE) for place in streams.lists)
+    if not config.faults.min_nodes or checkpointing.is_remote or checkpointing.directory is None or has_pipe:
+        return None
+    return Path(checkpointing.directory)
+
+
 def _run_with_spares(nodes: spare_run.SpareNodes) -> int:
     """Run this node's part of a run whose lost nodes and ranks are replaced. Return the exit code."""
-    is_first = nodes.nodes.node.node_rank == 0
-    run = spare_run.LeadingSpareRun(nodes) if is_first else spare_run.FollowingSpareRun(nodes)
     with rank_processes.Ranks(has_spare=True) as ranks:
-        code = run.run(ranks)
+        code = spare_run.run(nodes, ranks)
         is_interrupted = ranks.is_interrupted and code == ExitCode.TRY_AGAIN
-    if is_interrupted and is_first:
+    if is_interrupted and nodes.nodes.node.node_rank == 0:
         _note_command(nodes.nodes.config.reporting)
     return ExitCode.INTERRUPTED if is_interrupted else _exit_code_of_node(code)
 
 
-def _run_elastic(nodes: elastic_run.Nodes) -> int:
+def _run_elastic(nodes: elastic_run.Nodes, is_first: bool) -> int:
     """Run this node's part of an elastic run. Return the exit code."""
-    is_first = nodes.node.node_rank == 0
-    run = elastic_run.LeadingRun(nodes) if is_first else elastic_run.FollowingRun(nodes)
     with rank_processes.Ranks(has_spare=False) as ranks:
-        code = run.run(ranks)
+        code = elastic_run.run(nodes, ranks, is_first)
         is_interrupted = ranks.is_interrupted and code == ExitCode.TRY_AGAIN
     if is_interrupted and is_first:
         _note_command(nodes.config.reporting)
@@ -263,8 +281,11 @@ def _report_finished(checkpointing: Checkpointing, reporting: Reporting) -> None
 
 
 @contextlib.contextmanager
-def _run_directory(checkpointing: Checkpointing, data: Data) -> Iterator[None]:
-    """Make SAVE, lock it against a second run, and copy the tokenizer and the model's files to it."""
+def _run_directory(checkpointing: Checkpointing, data: Data, wait_seconds: float = 0.0) -> Iterator[None]:
+    """Make SAVE, lock it against a second run, and copy the tokenizer and the model's files to it.
+
+    Wait up to `wait_seconds` for the lock.
+    """
     if checkpointing.save is None or checkpointing.directory is None:
         yield
         return
@@ -278,10 +299,14 @@ def _run_directory(checkpointing: Checkpointing, data: Data) -> Iterator[None]:
     lock = run_files.open_descriptor(run / ".lock", os.O_RDWR)
     try:
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _lock(lock, wait_seconds)
         except BlockingIOError:
             raise _lock_error(run, lock) from None
         except OSError:
+            if wait_seconds:
+                raise Unavailable(
+                    f"{run}: the filesystem has no locks, and another part of the run may go on", NO_LOCKS
+                ) from None
             warn(f"{run}: the filesystem has no locks; make sure that no other lt-train writes there")
         os.ftruncate(lock, 0)
         _check_tracker(run / checkpoint_layout.TRACKER)
@@ -294,6 +319,19 @@ def _run_directory(checkpointing: Checkpointing, data: Data) -> Iterator[None]:
             remote_run.send_log(run, checkpointing.save)
     finally:
         os.close(lock)
+
+
+def _lock(lock: int, wait_seconds: float) -> None:
+    """Lock the open file. Raises BlockingIOError if another process has the lock for `wait_seconds`, OSError without locks."""
+    deadline = time.monotonic() + wait_seconds
+    while True:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            if time.monotonic() >= deadline:
+                raise
+        time.sleep(LOCK_POLL_SECONDS)
 
 
 def _lock_error(run: Path, lock: int) -> ToolError:

@@ -1,18 +1,10 @@
 """Connect the launchers of a run's nodes, so that they start and end the attempts of an elastic run together.
 
-The launcher on the first node leads: it listens on the rendezvous port, and the other launchers connect to it. A closed
-connection means a lost node. The kernel closes the connection of a killed launcher at once, and probes a silent host
-(TCP keepalive), because a host without power closes nothing. Messages are lines of JSON:
-
-    member to leader    {"node": 1, "host": "gpu2", "settings": DIGEST}     at the start
-                        {"ended": 0, "attempt": 3}                          exit code of the node's ranks, None if stopped
-                        {"leaves": true}                                    a signal has ended this node's part
-    leader to member    {"begin": 3, "nodes": [0, 2], "port": 29611, "step": 40}
-                        {"stop": 3}                                         end the ranks of the attempt
-                        {"finish": 0}                                       the run has ended with this exit code
-                        {"refused": REASON}
-
-As with the ranks' store, there is no authentication. No message makes a launcher read a file or run a program.
+One launcher leads, at the start the first node's; it listens on the rendezvous port, and the other launchers connect to it. A
+closed connection means a lost node. The kernel closes the connection of a killed launcher at once, and probes a silent host
+(TCP keepalive), because a host without power closes nothing. Each member listens, too: if the leader is lost, the member with the
+lowest number leads. As with the ranks' store, there is no authentication. No message makes a launcher read a file or run a
+program.
 """
 
 import contextlib
@@ -20,18 +12,29 @@ import json
 import select
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Self
 
 from lt_shared.console import BadConfig, Unavailable, note
 from lt_train.process import ports
 
+# Messages are lines of JSON. From a member to the leader:
+#     {"node": 1, "host": "gpu2", "port": 41123, "settings": DIGEST}    the greeting
+#     {"ended": 0, "attempt": 3, "leaves": false}    the exit code of the node's ranks, None if they were stopped
+#     {"leaves": true}                               a signal has ended this node's part
+# From the leader to a member:
+#     {"welcome": 0}, {"refused": REASON}            the answer to the greeting
+#     {"begin": 3, "nodes": [0, 2], "address": ["10.0.0.1", 29611], "step": 40, "members": {"2": [HOST, PORT]}}
+#     {"stop": 3}                                    end the ranks of the attempt
+#     {"finish": 0}                                  the run has ended with this exit code
 LONGEST_LINE_BYTES = 65536
 # A host that answers no probe for 5 + 3 x 5 seconds is lost.
 KEEPALIVE = {"TCP_KEEPIDLE": 5, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 20_000}
 # A process that connects says its number within this time.
 GREETING_SECONDS = 30.0
 RETRY_SECONDS = 0.2
+
+Endpoint = tuple[str, int]
 
 
 class Connection:
@@ -78,39 +81,49 @@ class Connection:
             return []
         return messages
 
-    def wait(self, seconds: float) -> None:
-        """Wait until something has come, at most `seconds`."""
-        if self.is_open:
-            select.select([self._socket], [], [], seconds)
+    @property
+    def local_address(self) -> str:
+        """This machine's address, as the other side sees it."""
+        return str(self._socket.getsockname()[0])
+
+    def wait(self, seconds: float) -> bool:
+        """Wait until something has come, at most `seconds`. Return whether it has."""
+        return self.is_open and bool(select.select([self._socket], [], [], seconds)[0])
 
     def close(self) -> None:
         self.is_open = False
         self._socket.close()
 
 
-class Leader:
-    """The side of the first node, with the number 0. A context. `settings` is a digest that all nodes must have alike.
+def listen(address: str, port: int) -> socket.socket:
+    """Listen for other launchers. Raises Unavailable if the port cannot be opened."""
+    try:
+        return ports.listen(address, port)
+    except OSError as error:
+        raise Unavailable(f"{address}:{port}: {error.strerror}", "see whether another run has this MASTER_PORT") from None
 
-    Raises Unavailable if the port cannot be opened.
+
+class Leader:
+    """The side of the node `number`, which leads `nodes` nodes. A context, which closes `listener`.
+
+    `settings` is a digest that all nodes must have alike. `endings` has the exit codes of the nodes whose ranks have ended in the
+    present attempt. `lost` has the nodes of this attempt that are lost or leave, with their hosts.
     """
 
-    def __init__(self, address: str, port: int, nodes: int, settings: str):
-        try:
-            self._listener = ports.listen(address, port)
-        except OSError as error:
-            raise Unavailable(f"{address}:{port}: {error.strerror}", "see whether another run has this MASTER_PORT") from None
+    def __init__(self, listener: socket.socket, number: int, nodes: int, settings: str):
+        self._listener = listener
         self._listener.settimeout(0)
+        self.number = number
         self._nodes = nodes
         self._settings = settings
         self._newcomers: list[tuple[Connection, float]] = []
         self._members: dict[int, Connection] = {}
         self._hosts: dict[int, str] = {}
+        self._endpoints: dict[int, Endpoint] = {}
         self._attempt = 0
         self._running: set[int] = set()
         self.endings: dict[int, int] = {}
-        """Exit codes of the nodes of the present attempt whose ranks have ended."""
         self.lost: dict[int, str] = {}
-        """Nodes of the present attempt that are lost or leave, with their hosts."""
 
     def __enter__(self) -> Self:
         return self
@@ -122,8 +135,8 @@ class Leader:
 
     @property
     def present(self) -> list[int]:
-        """The numbers of the nodes that are connected, and of this node."""
-        return [0, *sorted(self._members)]
+        """The number of this node, and the numbers of the nodes that are connected."""
+        return [self.number, *sorted(self._members)]
 
     def poll(self) -> None:
         """Accept nodes that have come, and read the members' reports."""
@@ -147,17 +160,21 @@ class Leader:
                 self._lose(node)
 
     def _admit(self, connection: Connection, greeting: dict[str, Any]) -> None:
-        node, host = greeting.get("node"), str(greeting.get("host"))[:64]
-        if not (isinstance(node, int) and 0 < node < self._nodes):
-            reason = f"the run has nodes 1 to {self._nodes - 1} beside the first one, and {host} is number {node}"
+        node, host, port = greeting.get("node"), str(greeting.get("host"))[:64], greeting.get("port")
+        numbers = [number for number in range(self._nodes) if number != self.number]
+        if not isinstance(node, int) or not isinstance(port, int) or node not in numbers:
+            reason = f"the other nodes of the run have numbers up to {numbers[-1]}, and {host} is number {node}"
         elif greeting.get("settings") != self._settings:
-            reason = f"{host} has other settings than the first node"
+            reason = f"{host} has other settings than node {self.number}"
         else:
             # A node that is back before its old connection is known to be lost.
             self._lose(node)
             self._members[node], self._hosts[node] = connection, host
+            self._endpoints[node] = (connection.host, port)
+            connection.send({"welcome": self.number})
             return
-        note(f"refusing a node: {reason}")
+        if greeting:
+            note(f"refusing a node: {reason}")
         connection.send({"refused": reason})
         connection.close()
 
@@ -177,13 +194,15 @@ class Leader:
                 self.lost[node] = self._hosts[node]
                 self._running.discard(node)
 
-    def begin(self, nodes: Sequence[int], port: int, step: int) -> None:
-        """Tell `nodes` to start their ranks for the next attempt, which meet at `port` and begin after `step` steps."""
+    def begin(self, nodes: Sequence[int], address: Endpoint, step: int) -> None:
+        """Tell `nodes` to start their ranks for the next attempt, which meet at `address` and begin after `step` steps."""
         self._attempt += 1
-        self._running = set(nodes) - {0}
+        self._running = set(nodes) - {self.number}
         self.endings, self.lost = {}, {}
+        members = {str(node): self._endpoints[node] for node in sorted(self._running)}
+        attempt = {"begin": self._attempt, "nodes": list(nodes), "address": address, "step": step, "members": members}
         for node in self._running:
-            self._members[node].send({"begin": self._attempt, "nodes": list(nodes), "port": port, "step": step})
+            self._members[node].send(attempt)
 
     @property
     def is_complete(self) -> bool:
@@ -207,24 +226,49 @@ class Leader:
 
 
 class Refused(BadConfig):
-    """The first node does not admit this node."""
+    """The leader does not admit this node."""
+
+
+class LeaderLost(Unavailable):
+    """The node that leads the others is lost."""
 
 
 class Member:
-    """The side of the node number `node`. A context. Raises Unavailable if nobody answers within `wait_seconds`."""
+    """The side of the node number `node`. A context.
 
-    def __init__(self, address: str, port: int, node: int, settings: str, wait_seconds: float):
+    `endpoints` returns the addresses at which the leader may be. After the connection, `listener` is open at this node's
+    `address`, for the case that this node has to lead. Raises Unavailable if no leader answers within `wait_seconds`.
+    """
+
+    def __init__(self, endpoints: Callable[[], Sequence[Endpoint]], node: int, settings: str, wait_seconds: float):
+        self._received: list[dict[str, Any]] = []
+        self._greeting = {"node": node, "host": socket.gethostname(), "settings": settings}
         deadline = time.monotonic() + wait_seconds
-        while True:
-            try:
-                self._connection = Connection(socket.create_connection((address, port), timeout=GREETING_SECONDS))
-                break
-            except OSError as error:
-                if time.monotonic() >= deadline:
-                    reason = f"no launcher answers at {address}:{port} for {wait_seconds:g} s: {error.strerror or error}"
-                    raise Unavailable(reason, "see how the launcher on the first node ended") from None
+        while not any(map(self._join, endpoints())):
+            if time.monotonic() >= deadline:
+                places = " or ".join(f"{address}:{port}" for address, port in endpoints()) or "any known address"
+                raise Unavailable(
+                    f"no launcher that leads the others answers at {places} for {wait_seconds:g} s",
+                    "see how the launcher on the first node ended",
+                )
             time.sleep(RETRY_SECONDS)
-        self._connection.send({"node": node, "host": socket.gethostname(), "settings": settings})
+
+    def _join(self, endpoint: Endpoint) -> bool:
+        """Return whether the leader is at `endpoint` and admits this node. Raises Refused if it does not."""
+        connection = connect(endpoint)
+        if connection is None:
+            return False
+        self._connection, self.address = connection, connection.local_address
+        self.listener = listen(self.address, 0)
+        self._connection.send({**self._greeting, "port": self.listener.getsockname()[1]})
+        answers = self._messages() if self._connection.wait(GREETING_SECONDS) else []
+        if answers and "welcome" in answers[0]:
+            # The begin of an attempt may have come in the same moment.
+            self._received = answers[1:]
+            return True
+        self._connection.close()
+        self.listener.close()
+        return False
 
     def __enter__(self) -> Self:
         return self
@@ -236,14 +280,37 @@ class Member:
         self._connection.send(message)
 
     def receive(self) -> list[dict[str, Any]]:
-        """Return the leader's new messages, without waiting. Raise Unavailable if the first node is lost."""
+        """Return the leader's new messages, without waiting. Raise LeaderLost if the leader is lost."""
+        messages, self._received = self._received + self._messages(), []
+        if not messages and not self._connection.is_open:
+            raise LeaderLost("the node that leads the others is lost", "start the job again: it goes on from SAVE")
+        return messages
+
+    def _messages(self) -> list[dict[str, Any]]:
         messages = self._connection.receive()
         for message in messages:
             if "refused" in message:
                 raise Refused(str(message["refused"]), "start all nodes of a run with one command")
-        if not messages and not self._connection.is_open:
-            raise Unavailable("the first node is lost, which leads the others", "start the job again: it goes on from SAVE")
         return messages
 
     def wait(self, seconds: float) -> None:
-        self._connection.wait(seconds)
+        if not self._received:
+            self._connection.wait(seconds)
+
+
+def connect(endpoint: Endpoint) -> Connection | None:
+    try:
+        return Connection(socket.create_connection(endpoint, timeout=GREETING_SECONDS))
+    except OSError:
+        return None
+
+
+def is_leader(endpoint: Endpoint) -> bool:
+    """Whether a launcher that leads a run listens at `endpoint`. A leader refuses a node without a number."""
+    connection = connect(endpoint)
+    if connection is None:
+        return False
+    connection.send({})
+    answers = connection.receive() if connection.wait(GREETING_SECONDS) else []
+    connection.close()
+    return any("refused" in answer for answer in answers)

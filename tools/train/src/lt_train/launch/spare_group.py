@@ -2,18 +2,19 @@
 
     leader to member    {"hold": 3}     ranks are lost: the other ranks wait, and nobody ends
                         {"begin": 4, ..., "stored": 40, "fetch": {"2": [HOST, PORT]}, "next": [HOST, PORT]}
+                        {"group": {"hosts": {"1": HOST, "2": HOST}, "nodes": [0, 1], "restarts": 2}}
     member to leader    {"held": 3, "copies": {"2": [30, 40]}, "port": 41234}
 
 `stored` is the step of the copies that all ranks restore, `fetch` the launchers that have the copies that this node lacks, and
-`next` the launcher that gets this node's copies.
+`next` the launcher that gets this node's copies. `group` has what a member needs to lead when the leader is lost.
 """
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Self
 
 from lt_train.launch.kept_copies import newest_common
-from lt_train.launch.node_group import Leader
+from lt_train.launch.node_group import Leader, listen
 
 Place = list[Any]
 """Host and port of a launcher's copies."""
@@ -27,10 +28,51 @@ class Inventory:
     place: Place
 
 
-class SpareLeader(Leader):
-    """The side of the first node. `inventories` has the answers of the members that hold their ranks."""
+@dataclasses.dataclass(frozen=True)
+class Group:
+    """The members by number with their hosts, the nodes with ranks in order, and the number of restarts that are left."""
 
-    inventories: dict[int, Inventory]
+    hosts: dict[int, str]
+    nodes: list[int]
+    restarts: int
+
+    @classmethod
+    def read(cls, message: Mapping[str, Any]) -> Self:
+        hosts = {int(node): str(host) for node, host in message["hosts"].items()}
+        return cls(hosts, [int(node) for node in message["nodes"]], int(message["restarts"]))
+
+    @property
+    def successors(self) -> list[int]:
+        """The members in the order in which they lead when the leader is lost: first those that have ranks."""
+        return sorted(self.hosts, key=lambda node: (node not in self.nodes, node))
+
+
+class SpareLeader(Leader):
+    """The side of the node that leads. `inventories` has the answers of the members that hold their ranks."""
+
+    def __init__(self, address: str, port: int, nodes: int, settings: str, number: int = 0):
+        super().__init__(listen(address, port), number, nodes, settings)
+        self.local_address = address
+        self.inventories: dict[int, Inventory] = {}
+        # The nodes with ranks and the restarts that are left, and the hosts that the members know.
+        self._plan: dict[str, Any] | None = None
+        self._told_hosts: dict[int, str] = {}
+
+    def poll(self) -> None:
+        super().poll()
+        self._tell_group()
+
+    def _tell_group(self) -> None:
+        """Tell all members who leads when this node is lost. A spare node may come after the ranks have begun."""
+        hosts = {node: connection.host for node, connection in self._members.items()}
+        if self._plan is not None and hosts != self._told_hosts:
+            self._told_hosts = hosts
+            for connection in list(self._members.values()):
+                connection.send({"group": {"hosts": hosts, **self._plan}})
+
+    @property
+    def present(self) -> list[int]:
+        return sorted((self.number, *self._members))
 
     def _read(self, node: int, message: dict[str, Any]) -> None:
         if message.get("held") != self._attempt:
@@ -51,15 +93,21 @@ class SpareLeader(Leader):
         return self._members.keys() <= self.inventories.keys()
 
     def address(self, node: int) -> str:
-        return self._members[node].host
+        """Return the address of the host where ranks of `node` listen."""
+        return self.local_address if node == self.number else self._members[node].host
 
-    def begin_with(self, nodes: Sequence[int], port: int, step: int, extras: Mapping[int, dict[str, Any]]) -> None:
-        """Tell `nodes` to begin the next attempt, each with its part of `extras`."""
+    def begin_with(
+        self, nodes: Sequence[int], rendezvous: Place, step: int, extras: Mapping[int, dict[str, Any]], restarts: int
+    ) -> None:
+        """Tell `nodes` to begin the next attempt at `rendezvous`, each with its part of `extras`, and all members the group."""
         self._attempt += 1
-        self._running = set(nodes) - {0}
+        self._running = set(nodes) - {self.number}
         self.endings, self.lost = {}, {}
+        self._plan, self._told_hosts = {"nodes": list(nodes), "restarts": restarts}, {}
+        self._tell_group()
+        address, port = rendezvous
         for node in self._running:
-            message = {"begin": self._attempt, "nodes": list(nodes), "port": port, "step": step}
+            message = {"begin": self._attempt, "nodes": list(nodes), "address": address, "port": port, "step": step}
             self._members[node].send(message | dict(extras[node]))
 
 

@@ -3,14 +3,14 @@
 The launcher of the first node leads (`lt_train.launch.node_group`). If a node or a rank is lost, the ranks of the other nodes
 leave their process groups and wait. The spare node takes the lost node's place and fetches the copies of its ranks' states from
 the node that has them (--replicate-interval), and all ranks meet again. If two nodes with the same copies are lost, the ranks
-start from --save-local, or from the newest checkpoint. The loss of the first node ends the run, and the job's scheduler starts it
-again.
+start from --save-local, or from the newest checkpoint. If the first node is lost, the next node with ranks leads.
 """
 
 import contextlib
 import dataclasses
 import time
 from collections import deque
+from collections.abc import Callable, Collection
 from typing import Any
 
 from lt_shared.console import ExitCode, Terminated, ToolError, Unavailable, note, warn
@@ -20,7 +20,7 @@ from lt_train.launch.copy_exchange import CopyServer
 from lt_train.launch.elastic_run import CAUSE_SECONDS, ENDED, POLL_SECONDS, STOP_SECONDS, Nodes, NodesLost, OthersFailed, Stopped
 from lt_train.launch.node_group import Member
 from lt_train.launch.rank_processes import RankKilled, Ranks
-from lt_train.launch.spare_group import Inventory, SpareLeader
+from lt_train.launch.spare_group import Group, Inventory, SpareLeader
 from lt_train.process import restart_policy
 from lt_train.process.ports import free_port
 from lt_train.process.rank_environment import Node, format_ranks
@@ -28,7 +28,14 @@ from lt_train.train import crash_loop
 
 # Time for the launchers to answer after a loss.
 ANSWER_SECONDS = 10.0
-NO_PLACE = ["", 0]
+
+
+class LeaderLost(Exception):
+    """The node that leads is lost. `group` is the group that it led."""
+
+    def __init__(self, group: Group):
+        super().__init__()
+        self.group = group
 
 
 class Held(Exception):
@@ -41,6 +48,8 @@ class SpareNodes:
 
     nodes: Nodes
     spares: int
+    open_directory: Callable[[], contextlib.AbstractContextManager[None]]
+    """Returns a context that holds the lock of SAVE, for a node that leads after the first one is lost."""
 
     @property
     def active(self) -> int:
@@ -60,7 +69,8 @@ class SpareNodes:
         saving = self.nodes.config.checkpointing
         if saving.replicate_interval is None or saving.save is None:
             return b""
-        return run_secret.read(saving.save, is_first, self.nodes.config.faults.wait_for_nodes_seconds)
+        faults = self.nodes.config.faults
+        return run_secret.read(saving.save, is_first, max(faults.timeout_seconds, faults.wait_for_nodes_seconds))
 
     def rank_node(self, number: int, nodes: list[int], port: int, address: str) -> Node:
         node = self.nodes.node
@@ -69,24 +79,60 @@ class SpareNodes:
         )
 
 
-class LeadingSpareRun:
-    """The run on the first node, which decides which nodes have ranks."""
+def run(nodes: SpareNodes, ranks: Ranks) -> int:
+    """Run this node's part of the run to its end. Return the exit code of the run.
 
-    def __init__(self, nodes: SpareNodes):
+    Raises Unavailable if too few nodes come, BadConfig if the leader refuses this node, and RankKilled if a signal ended a rank
+    of the leader and no restart is left.
+    """
+    node = nodes.nodes.node
+    is_first = node.node_rank == 0
+    secret = nodes.secret(is_first)
+    with contextlib.ExitStack() as stack:
+        server = stack.enter_context(CopyServer(ranks.copies, secret)) if secret else None
+        exchange = Exchange(secret, server.port if server else 0)
+        role: LeadingSpareRun | FollowingSpareRun
+        role = LeadingSpareRun(nodes, exchange) if is_first else FollowingSpareRun(nodes, exchange)
+        while True:
+            try:
+                return role.run(ranks)
+            except LeaderLost as lost:
+                ranks.hold()
+                leader = lost.group.successors[0]
+                if node.node_rank == leader:
+                    warn(f"the node that leads is lost, and node {leader} leads now")
+                    stack.enter_context(nodes.open_directory())
+                    role = LeadingSpareRun(nodes, exchange, lost.group)
+                else:
+                    role = FollowingSpareRun(nodes, exchange, lost.group)
+
+
+@dataclasses.dataclass(frozen=True)
+class Exchange:
+    """The secret of the run, empty if no copies are exchanged, and the port where this launcher serves copies."""
+
+    secret: bytes
+    port: int
+
+
+class LeadingSpareRun:
+    """The run on the node that decides which nodes have ranks: the first one, or after its loss a member of its `group`."""
+
+    def __init__(self, nodes: SpareNodes, exchange: Exchange, group: Group | None = None):
         self._spare_nodes = nodes
         self._nodes = nodes.nodes
         self._config = nodes.nodes.config
+        self._exchange = exchange
+        self._number = nodes.nodes.node.node_rank
+        self._group = group
         self._inventories: dict[int, Inventory] = {}
-        self._had_copies = False
+        self._had_copies = group is not None and bool(exchange.secret)
 
     def run(self, ranks: Ranks) -> int:
-        """Run attempts until the run ends on all nodes. Return the exit code of the run. Raises as `LeadingRun.run`."""
+        """Run attempts until the run ends on all nodes. Return the exit code of the run."""
         node = self._nodes.node
-        self._secret = self._spare_nodes.secret(is_first=True)
-        with contextlib.ExitStack() as stack:
-            self._server = stack.enter_context(CopyServer(ranks.copies, self._secret)) if self._secret else None
-            group = stack.enter_context(SpareLeader(node.master_address, node.master_port, node.nodes, self._nodes.settings))
-            group.inventories = {}
+        address = self._group.hosts[self._number] if self._group else node.master_address
+        with SpareLeader(address, node.master_port, node.nodes, self._nodes.settings, self._number) as group:
             try:
                 code = self._run(ranks, group)
             except (ToolError, Terminated) as error:
@@ -96,13 +142,18 @@ class LeadingSpareRun:
             return code
 
     def _run(self, ranks: Ranks, group: SpareLeader) -> int:
-        restarts_left = self._config.faults.max_restarts
-        positions = self._gather(ranks, group, list(range(self._spare_nodes.active)), is_start=True)
+        restarts_left = self._group.restarts - 1 if self._group else self._config.faults.max_restarts
+        if self._group:
+            expected = set(self._group.hosts)
+            positions = self._gather(ranks, group, self._group.nodes, expected, ANSWER_SECONDS)
+        else:
+            expected = set(range(self._spare_nodes.active))
+            positions = self._gather(ranks, group, sorted(expected), expected, self._config.faults.wait_for_nodes_seconds)
         while True:
             if ranks.signalled:
                 return ExitCode.TRY_AGAIN
             try:
-                code = self._attempt(ranks, group, positions)
+                code = self._attempt(ranks, group, positions, restarts_left)
             except NodesLost:
                 hosts = ", ".join(f"{number} ({host})" for number, host in sorted(group.lost.items()))
                 warn(f"node {hosts} is lost")
@@ -119,16 +170,25 @@ class LeadingSpareRun:
             positions = self._gather(ranks, group, positions)
             note(f"starting the ranks again, {restarts_left} more time(s) after this")
 
-    def _gather(self, ranks: Ranks, group: SpareLeader, positions: list[int], is_start: bool = False) -> list[int]:
+    def _gather(
+        self,
+        ranks: Ranks,
+        group: SpareLeader,
+        positions: list[int],
+        expected: Collection[int] = (),
+        expected_seconds: float = 0.0,
+    ) -> list[int]:
         """Wait until all positions have a node, and let all launchers say which copies they have. Return the nodes in order.
 
-        At the start, spare nodes replace nodes that have not come in time.
+        Spare nodes take the places of `expected` nodes only after `expected_seconds`.
         """
-        deadline = time.monotonic() + self._config.faults.wait_for_nodes_seconds
+        began = time.monotonic()
+        deadline = began + self._config.faults.wait_for_nodes_seconds
         while True:
             group.poll()
             is_late = time.monotonic() >= deadline
-            waiting = [node for node in group.present if node not in positions] if is_late or not is_start else []
+            are_all_there = set(expected) <= set(group.present) or time.monotonic() >= began + expected_seconds
+            waiting = [node for node in group.present if node not in positions] if are_all_there else []
             placed = [node if node in group.present else waiting.pop(0) if waiting else None for node in positions]
             if None not in placed or ranks.signalled:
                 break
@@ -143,11 +203,11 @@ class LeadingSpareRun:
         while not group.have_answered and time.monotonic() < deadline:
             group.poll()
             time.sleep(POLL_SECONDS / 5)
-        place = [self._nodes.node.master_address, self._server.port] if self._server else NO_PLACE
-        self._inventories = {0: Inventory(ranks.copies.steps(), place)} | group.inventories
+        place = [group.local_address, self._exchange.port]
+        self._inventories = {self._number: Inventory(ranks.copies.steps(), place)} | group.inventories
         return [node for node in placed if node is not None]
 
-    def _attempt(self, ranks: Ranks, group: SpareLeader, positions: list[int]) -> int:
+    def _attempt(self, ranks: Ranks, group: SpareLeader, positions: list[int], restarts_left: int) -> int:
         world_size = self._config.parallelism.world_size
         stored = spare_group.choose_step(self._inventories, world_size)
         self._tell_copies(stored, world_size)
@@ -155,12 +215,13 @@ class LeadingSpareRun:
         saving = config.checkpointing
         step = resume.steps_done(saving)
         extras = spare_group.extras(positions, self._spare_nodes.ranks_per_node, stored, self._inventories)
-        port, attempts_before = free_port(), crash_loop.attempts(saving.directory)
-        group.begin_with(positions, port, step, extras)
+        address, port = group.address(positions[0]), free_port()
+        attempts_before = crash_loop.attempts(saving.directory)
+        group.begin_with(positions, [address, port], step, extras, restarts_left)
         code: int = ExitCode.OK
         try:
-            local_node = self._spare_nodes.rank_node(0, positions, port, self._nodes.node.master_address)
-            take_copies(ranks, extras[0], self._secret)
+            local_node = self._spare_nodes.rank_node(self._number, positions, port, address)
+            take_copies(ranks, extras[self._number], self._exchange.secret)
             code = self._code_of_all(ranks, group, config.to_json(), local_node, stored)
             return code
         except OthersFailed as failed:
@@ -205,37 +266,48 @@ class LeadingSpareRun:
 
 
 class FollowingSpareRun:
-    """The run on another node, which has ranks or waits as a spare."""
+    """The run on another node, which has ranks or waits as a spare. `group` is the group of a leader that was lost."""
 
-    def __init__(self, nodes: SpareNodes):
+    def __init__(self, nodes: SpareNodes, exchange: Exchange, group: Group | None = None):
         self._spare_nodes = nodes
         self._nodes = nodes.nodes
+        self._exchange = exchange
+        self._lost_group = group
+        self._group: Group | None = None
         self._messages: deque[dict[str, Any]] = deque()
-        self._held = 0
 
     def run(self, ranks: Ranks) -> int:
-        """Run attempts until the first node ends the run. Return the exit code of the run. Raises as `FollowingRun.run`."""
+        """Run attempts until the leader ends the run. Return the exit code of the run. Raises LeaderLost."""
         node, faults = self._nodes.node, self._nodes.config.faults
-        seconds = max(faults.timeout_seconds, faults.wait_for_nodes_seconds)
-        with contextlib.ExitStack() as stack:
-            address = node.master_address, node.master_port
-            group = stack.enter_context(Member(*address, node.node_rank, self._nodes.settings, seconds))
-            self._secret = self._spare_nodes.secret(is_first=False)
-            self._server = stack.enter_context(CopyServer(ranks.copies, self._secret)) if self._secret else None
-            if node.node_rank >= self._spare_nodes.active:
+        address, seconds = node.master_address, max(faults.timeout_seconds, faults.wait_for_nodes_seconds)
+        if self._lost_group:
+            address, seconds = self._lost_group.hosts[self._lost_group.successors[0]], faults.wait_for_nodes_seconds
+        with Member(lambda: [(address, node.master_port)], node.node_rank, self._nodes.settings, seconds) as group:
+            if node.node_rank >= self._spare_nodes.active and self._lost_group is None:
                 note(f"node {node.node_rank} is a spare: it waits for the loss of another node")
                 ranks.stand_by(self._nodes.config.to_json(), self._spare_nodes.ranks_per_node)
-            while True:
-                message = self._next(ranks, group)
-                if message is None:
-                    group.send({"leaves": True})
-                    return ExitCode.TRY_AGAIN
-                if "finish" in message:
-                    return int(message["finish"])
-                if "hold" in message:
-                    self._answer(ranks, group, message["hold"])
-                if "begin" in message:
-                    self._run_attempt(ranks, group, message)
+            try:
+                return self._follow(ranks, group)
+            except Unavailable:
+                if self._group is None:
+                    raise
+                raise LeaderLost(self._group) from None
+
+    def _follow(self, ranks: Ranks, group: Member) -> int:
+        """Obey the leader. Return the exit code of the run. Raises Unavailable if the leader is lost."""
+        while True:
+            message = self._next(ranks, group)
+            if message is None:
+                group.send({"leaves": True})
+                return ExitCode.TRY_AGAIN
+            if "finish" in message:
+                return int(message["finish"])
+            if "hold" in message:
+                self._answer(ranks, group, message["hold"])
+            if "group" in message:
+                self._group = Group.read(message["group"])
+            if "begin" in message:
+                self._run_attempt(ranks, group, message)
 
     def _next(self, ranks: Ranks, group: Member) -> dict[str, Any] | None:
         """Return the next message; None after a signal."""
@@ -248,8 +320,7 @@ class FollowingSpareRun:
         return self._messages.popleft()
 
     def _answer(self, ranks: Ranks, group: Member, attempt: int) -> None:
-        port = self._server.port if self._server else 0
-        group.send({"held": attempt, "copies": ranks.copies.steps(), "port": port})
+        group.send({"held": attempt, "copies": ranks.copies.steps(), "port": self._exchange.port})
 
     def _run_attempt(self, ranks: Ranks, group: Member, begin: dict[str, Any]) -> None:
         try:
@@ -264,10 +335,12 @@ class FollowingSpareRun:
         """Run this node's ranks. Return their exit code, None if the leader has ended them."""
         config = self._spare_nodes.next_config(False, begin["step"])
         node = self._nodes.node
-        local_node = self._spare_nodes.rank_node(node.node_rank, begin["nodes"], begin["port"], node.master_address)
+        local_node = self._spare_nodes.rank_node(node.node_rank, begin["nodes"], begin["port"], begin["address"])
 
         def watch() -> None:
             for message in group.receive():
+                if "group" in message:
+                    self._group = Group.read(message["group"])
                 if message.get("hold") == begin["begin"]:
                     raise Held
                 if message.get("stop") == begin["begin"]:
@@ -275,7 +348,7 @@ class FollowingSpareRun:
                 self._messages.append(message)
 
         try:
-            take_copies(ranks, begin, self._secret)
+            take_copies(ranks, begin, self._exchange.secret)
             return ranks.run(config.to_json(), config.parallelism.world_size, True, local_node, watch, begin["stored"])
         except Stopped:
             ranks.stop()

@@ -270,6 +270,11 @@ def _check_launch(options: dict[str, Any], nodes: int) -> None:
         raise UsageError("--plain: the job reads lt-train's manifest", "drop it")
     if options["dry_run"]:
         raise UsageError("--dry-run in a job", "lt-train ... --dry-run here shows the configuration")
+    if options["min_nodes"]:
+        raise UsageError(
+            "--min-nodes: the job's step ends on all nodes if one is lost",
+            "--nodes MIN-MAX puts the job back into the queue, for as many nodes as there are",
+        )
     if options["max_restarts"] and nodes > 1:
         raise UsageError("--max-restarts: it starts the ranks of one machine again", "drop it: the job's scheduler starts all")
 

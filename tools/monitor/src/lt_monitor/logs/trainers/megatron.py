@@ -219,7 +219,8 @@ def lifecycle(line: Line) -> Record | None:
         if match["step"]:
             record["step"] = int(match["step"])
     elif (match := run_log.ENDED.search(line.text)) is not None:
-        words = {b"--exit-interval": "iterations", b"--exit-duration-in-mins": "duration", b"--data-schedule": "iterations"}
+        words = {b"--exit-duration-in-mins": "duration"}
+        words |= dict.fromkeys((b"--exit-interval", b"--data-schedule", b"--min-nodes"), "iterations")
         record = {"kind": "end", "reason": words.get(match["reason"], "signal"), "step": int(match["step"])}
     elif (match := _DONE.search(line.text)) is not None:
         record = {"kind": "end", "reason": "completed"}

@@ -8,7 +8,6 @@ import click
 
 from lt_shared import console
 from lt_shared.console import BadConfig, ToolError, UsageError
-from lt_train.config.settings.checkpointing import Checkpointing
 from lt_train.config.settings.memory import Memory
 
 OPTIONS = console.section(
@@ -105,13 +104,4 @@ def check(faults: Faults, memory: Memory) -> Iterator[ToolError]:
         yield BadConfig(
             "--check-replay-interval with FSDP, which reduces gradients layer by layer: no rank keeps its own",
             "drop it, and compute steps again with lt-train replay",
-        )
-
-
-def check_copies(faults: Faults, settings: Checkpointing) -> Iterator[ToolError]:
-    """Yield BadConfig for copies in memory that no restart would read."""
-    if settings.replicate_interval is not None and not faults.max_restarts:
-        yield BadConfig(
-            "--replicate-interval without --max-restarts: the copies in memory end with lt-train, and nothing would read them",
-            "add --max-restarts, or use --save-local, whose copies are files",
         )
