@@ -173,6 +173,28 @@ def of_configuration(name: str, content: Callable[[int], str]) -> Callable[[Path
     return write
 
 
+def of_saved(name: str, command: str, content: Callable[[int], str]) -> Callable[[Path, int], str]:
+    def write(directory: Path, size: int) -> str:
+        (directory / name).write_text(content(size))
+        return f"lt-monitor {command} {name}"
+
+    return write
+
+
+def jobs(size: int) -> str:
+    job = {"name": "train", "job_state": ["RUNNING"], "nodes": "n[1-4]"}
+    return json.dumps({"jobs": [{"job_id": number} | job for number in range(size)]})
+
+
+def gpus(size: int) -> str:
+    return "index, uuid, clocks.sm [MHz]\n" + "".join(f"{number}, GPU-{number}, 1000 MHz\n" for number in range(size))
+
+
+def threads(size: int) -> str:
+    stack = '  File "/a/b.py", line 3 in f\n' * 3
+    return "".join(f"Thread 0x{number:x} (most recent call first):\n{stack}" for number in range(size))
+
+
 READERS = (
     Reader("steps", 8_000, of_log("scrape", lambda size: "".join(map(step, range(size))))),
     Reader("attempts in a summary", 1_000, of_log("summarize", attempts)),
@@ -186,6 +208,9 @@ READERS = (
     Reader("labels", 30_000, of_log("scrape", labels)),
     Reader("a number", 500_000, of_log("scrape", long_numbers)),
     Reader("flight recordings", 100, flight_recordings),
+    Reader("threads of a dump", 20_000, of_saved("stacks_rank_0.txt", "stuck", threads)),
+    Reader("jobs of squeue", 6_000, of_saved("jobs.json", "slurm", jobs)),
+    Reader("GPUs of a table", 10_000, of_saved("gpus.csv", "gpu", gpus)),
     Reader("names of tensors", 10_000, many_tensors),
     Reader("objects of a pickle", 15_000, large_pickle),
     Reader("words of a document", 400_000, of_corpus(lambda size: json.dumps({"text": "ab " * size}) + "\n")),

@@ -187,10 +187,6 @@ def import_training() -> None:
     # `nox -s cluster` does without Triton.
     if importlib.util.find_spec("triton") is not None:
         triton_interpreter.hasten()
-        from lt_train.kernels import adamw
-
-        # Interpreted, a program costs as much for 32 times as many elements; test_adamw.py has the true block.
-        adamw.BLOCK *= 32
     # Those of the 100,000 sequences are 25 million samples of 8 tokens, whose order takes three seconds of a run of three steps.
     MockSequences.COUNT = 1000
 

@@ -5,23 +5,7 @@ first use, so importing a package costs nothing.
 """
 
 import _signal  # type: ignore[import-not-found]
-import contextlib
-import importlib
 import sys
-from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from lt_shared.console.errors import BadConfig as BadConfig
-    from lt_shared.console.errors import BadData as BadData
-    from lt_shared.console.errors import CannotCreate as CannotCreate
-    from lt_shared.console.errors import IoFailure as IoFailure
-    from lt_shared.console.errors import NoInput as NoInput
-    from lt_shared.console.errors import ToolError as ToolError
-    from lt_shared.console.errors import TryAgain as TryAgain
-    from lt_shared.console.errors import Unavailable as Unavailable
-    from lt_shared.console.errors import UsageError as UsageError
-    from lt_shared.data import indexed_dataset as indexed_dataset
 
 # The name of a tool's program, or of its package during the first import of `python -m`.
 _PROGRAM = ("lt-preprocess", "lt-train", "lt-convert", "lt-monitor", "-m")
@@ -38,6 +22,24 @@ def _leave_interrupts_to_the_kernel() -> None:
 
 
 _leave_interrupts_to_the_kernel()
+
+# After the call: their imports take a hundred times as long.
+import contextlib  # noqa: E402
+import importlib  # noqa: E402
+from collections.abc import Callable, Iterable, Mapping  # noqa: E402
+from typing import TYPE_CHECKING, Any  # noqa: E402
+
+if TYPE_CHECKING:
+    from lt_shared.console.errors import BadConfig as BadConfig
+    from lt_shared.console.errors import BadData as BadData
+    from lt_shared.console.errors import CannotCreate as CannotCreate
+    from lt_shared.console.errors import IoFailure as IoFailure
+    from lt_shared.console.errors import NoInput as NoInput
+    from lt_shared.console.errors import ToolError as ToolError
+    from lt_shared.console.errors import TryAgain as TryAgain
+    from lt_shared.console.errors import Unavailable as Unavailable
+    from lt_shared.console.errors import UsageError as UsageError
+    from lt_shared.data import indexed_dataset as indexed_dataset
 
 
 def installed_versions(distributions: Iterable[str]) -> dict[str, str]:

@@ -4,6 +4,7 @@ import dataclasses
 import pickle
 import shutil
 from collections.abc import Callable
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +84,9 @@ def test_buckets_padded_before_their_ends(stock: Path, tmp_path: Path) -> None:
     assert all(torch.equal(tensor, converted[key]) for key, tensor in expected.items())
 
 
+@pytest.mark.skipif(
+    tuple(map(int, metadata.version("megatron-core").split(".")[:2])) >= (0, 20), reason="megatron-core 0.20 does not shift it"
+)
 def test_a_state_that_megatron_core_shifted_is_refused(stock: Path, tmp_path: Path) -> None:
     with pytest.raises(BadData, match=r"main weights of .* are not the model's weights"):
         convert(stock / "buckets" / PER_WEIGHT / ITERATION, "torchtitan", tmp_path / "titan")

@@ -44,7 +44,8 @@ def published(directory: Path, architecture: Architecture, **changed: torch.Tens
     return tensors
 
 
-@pytest.mark.parametrize("through", [name for name in WRITTEN if name != "hf"])
+# HybridModel has other prediction layers, and refuses these (formats/megatron/test_hybrid.py).
+@pytest.mark.parametrize("through", [name for name in WRITTEN if name not in ("hf", "megatron-hybrid")])
 def test_a_published_model_there_and_back(through: str, stored_tensors: Callable[[Path], dict[str, Any]], tmp_path: Path) -> None:
     tensors = published(tmp_path / "v3", V3)
     convert(Request(str(tmp_path / "v3"), through, str(tmp_path / "there")))

@@ -1,9 +1,9 @@
 """lt-convert: convert checkpoints between Hugging Face, Megatron (torch_dist and legacy) and TorchTitan."""
 
-from typing import TYPE_CHECKING
-
 from lt_shared import lazy_exports
 
+# Not typing's, whose import would come before lt_shared leaves Ctrl-C to the kernel.
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from lt_convert.commands.python_api import convert as convert
     from lt_convert.commands.python_api import inspect as inspect

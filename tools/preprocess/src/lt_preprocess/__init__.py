@@ -1,9 +1,9 @@
 """Tokenize JSON lines into Megatron's indexed datasets."""
 
-from typing import TYPE_CHECKING
-
 from lt_shared import lazy_exports
 
+# Not typing's, whose import would come before lt_shared leaves Ctrl-C to the kernel.
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from lt_preprocess.tokenizers.text_tokenizer import TextTokenizer as TextTokenizer
     from lt_preprocess.tokenizers.text_tokenizer import load_tokenizer as load_tokenizer

@@ -1,9 +1,9 @@
 """lt-train: pretrain decoder language models with megatron-core."""
 
-from typing import TYPE_CHECKING
-
 from lt_shared import lazy_exports
 
+# Not typing's, whose import would come before lt_shared leaves Ctrl-C to the kernel.
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from lt_train.commands.plan_function import Layout as Layout
     from lt_train.commands.plan_function import Plan as Plan
