@@ -33,7 +33,7 @@ TESTS: Mapping[str, tuple[str, ...]] = {
     "fsspec": ("tests/shared/files", "tests/preprocess/readers"),
     "tensorboard": ("tests/train/metrics", "tests/train/config/settings"),
 }
-LIST_VERSIONS = ("index", "versions", "--json", "--quiet")
+LIST_VERSIONS = ("index", "versions", "--json")
 
 
 def requirements() -> list[Requirement]:

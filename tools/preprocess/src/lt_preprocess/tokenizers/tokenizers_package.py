@@ -20,14 +20,10 @@ from lt_shared.console import BadData, Unavailable
 from lt_shared.tokenizers.byte_symbols import SYMBOL_OF_BYTE
 
 
-class Unreadable(BadData):
-    """The installed version does not read a tokenizer.json that another version may read."""
-
-
 class Library:
     """A tokenizer.json, from its `path` or with another `content`. It adds no tokens, cuts nothing off and pads nothing.
 
-    With `parse`, special tokens in a text become tokens. Raises Unreadable for a file that the package refuses.
+    With `parse`, special tokens in a text become tokens. Raises BadData for a file that the package refuses.
     """
 
     def __init__(self, path: Path, content: Mapping[str, Any] | None, parse: bool):
@@ -37,9 +33,7 @@ class Library:
 
         self._path = path
         self._version = tokenizers.__version__
-        is_whole = has_pattern_engine()
-        what = "not a tokenizer" if is_whole else f"tokenizers {self._version} cannot read it, and another version may"
-        with self._failures(what, Unreadable), _file(path, content) as name:
+        with self._failures("not a tokenizer", "read it"), _file(path, content) as name:
             # The stubs of one version lack the functions of the other.
             self._tokenizer: Any = tokenizers.Tokenizer.from_file(name)
         self._options: dict[str, Any] = {"add_special_tokens": False}
@@ -57,7 +51,7 @@ class Library:
 
     def encode(self, texts: Sequence[str], subject: str = "a text") -> tuple[Ids, Lengths]:
         """Return all texts' ids and each text's number of ids. Raises BadData that names `subject`."""
-        with self._failures(f"its library cannot encode {subject}", BadData):
+        with self._failures(f"its library cannot encode {subject}", f"encode {subject}"):
             encodings: list[Any] = self._encode_batch(list(texts), **self._options)
         if not encodings:
             return np.zeros(0, np.int32), np.zeros(0, np.int64)
@@ -75,8 +69,11 @@ class Library:
         return token
 
     @contextlib.contextmanager
-    def _failures(self, what: str, kind: type[BadData]) -> Iterator[None]:
-        """Raise the package's errors as `kind`. They are Exceptions without a class of their own, or pyo3's for a panic."""
+    def _failures(self, problem: str, task: str) -> Iterator[None]:
+        """Raise the package's errors as BadData: Exceptions without a class of their own, or pyo3's for a panic.
+
+        Version 1 may refuse a file that is sound, so there the message names the version that cannot do the `task`.
+        """
         try:
             yield
         except (AttributeError, TypeError) as error:
@@ -85,8 +82,9 @@ class Library:
         except BaseException as error:
             if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
                 raise
-            hint = _REMEDY if kind is Unreadable and not has_pattern_engine() else None
-            raise kind(f"{self._path}: {what}: {error}", hint) from None
+            if has_pattern_engine():
+                raise BadData(f"{self._path}: {problem}: {error}") from None
+            raise BadData(f"{self._path}: tokenizers {self._version} cannot {task}: {error}", _REMEDY) from None
 
 
 def has_pattern_engine() -> bool:
