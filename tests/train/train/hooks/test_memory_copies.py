@@ -62,6 +62,11 @@ def test_copies_cost_a_hundredth(seconds: float, monkeypatch: pytest.MonkeyPatch
     assert len(copier.at) == pytest.approx(cost_seconds / (seconds + 0.3), abs=1.5)
 
 
+def test_the_first_copy_does_not_wait_for_its_cost_to_be_a_hundredth(monkeypatch: pytest.MonkeyPatch) -> None:
+    copier, _ = train(monkeypatch, 100, 0, 2.0)
+    assert copier.at == [11.0]
+
+
 def test_every_n_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     copier, _ = train(monkeypatch, 20, 5, 0.5)
     assert len(copier.at) == 4
