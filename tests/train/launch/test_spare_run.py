@@ -3,10 +3,12 @@
 Nodes are launchers in network namespaces, with two ranks each.
 """
 
+import fcntl
 import os
 import re
 import signal
 import subprocess
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -124,7 +126,16 @@ def test_another_node_leads_when_the_first_one_is_lost(tmp_path: Path) -> None:
             assert run.nodes[2].poll() is None, run.log(2)
             time.sleep(0.01)
         run.wait_for_step(run.steps()[-1] + 4)
-        run.kill(0)
+        # The kernel frees the memory of a killed launcher before its lock, so the lock comes later than the loss.
+        with (tmp_path / "run" / ".lock").open("rb") as late:
+            locking = threading.Thread(target=fcntl.flock, args=(late, fcntl.LOCK_EX), daemon=True)
+            locking.start()
+            run.kill(0)
+            locking.join()
+            while "s for the lock" not in run.log(1):
+                assert run.nodes[1].poll() is None, run.log(1)
+                assert "successfully loaded" not in run.said()
+                time.sleep(0.01)
         run.end(1, 2)
         assert "the node that leads is lost, and node 1 leads now" in run.log(1)
         assert "spare processes are the ranks 0, 1, and the ranks of other nodes go on in theirs" in run.log(2)

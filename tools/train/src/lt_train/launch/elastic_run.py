@@ -227,8 +227,8 @@ class LeadingRun:
             try:
                 code = self._attempt(ranks, group, present)
             except NodesLost:
-                hosts = ", ".join(f"{number} ({host})" for number, host in sorted(group.lost.items()))
-                note(f"node {hosts} of {self._nodes.node.nodes} is lost: waiting up to {wait_seconds:g} s for it")
+                lost = group.describe_lost(f" of {self._nodes.node.nodes}")
+                note(f"{lost}: waiting up to {wait_seconds:g} s")
                 continue
             except RankKilled as error:
                 if not restarts_left:

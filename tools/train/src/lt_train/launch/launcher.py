@@ -102,7 +102,7 @@ def launch(config: RunConfig, resolve: elastic_run.Resolve | None = None) -> int
             return restart_policy.launcher_code(worker.start(config, rank_env))
         stack.enter_context(_forward_stream_pipes(config.data.streaming, config.checkpointing, is_first))
         if config.faults.min_nodes and node and node.nodes > 1 and resolve:
-            own_run = partial(_run_directory, config.checkpointing, config.data)
+            own_run = partial(_run_directory, config.checkpointing, config.data, needs_lock=True)
             return _run_elastic(elastic_run.Nodes(node, config, resolve, prepare, own_run, directory), is_first)
         if config.faults.max_restarts and node and node.nodes > 1 and resolve:
             nodes = elastic_run.Nodes(node, config, resolve, prepare)
@@ -281,10 +281,12 @@ def _report_finished(checkpointing: Checkpointing, reporting: Reporting) -> None
 
 
 @contextlib.contextmanager
-def _run_directory(checkpointing: Checkpointing, data: Data, wait_seconds: float = 0.0) -> Iterator[None]:
+def _run_directory(
+    checkpointing: Checkpointing, data: Data, wait_seconds: float = 0.0, needs_lock: bool = False
+) -> Iterator[None]:
     """Make SAVE, lock it against a second run, and copy the tokenizer and the model's files to it.
 
-    Wait up to `wait_seconds` for the lock.
+    Wait up to `wait_seconds` for the lock. A filesystem without locks is an error if `needs_lock`, else a warning.
     """
     if checkpointing.save is None or checkpointing.directory is None:
         yield
@@ -299,11 +301,11 @@ def _run_directory(checkpointing: Checkpointing, data: Data, wait_seconds: float
     lock = run_files.open_descriptor(run / ".lock", os.O_RDWR)
     try:
         try:
-            _lock(lock, wait_seconds)
+            _lock(lock, run, wait_seconds)
         except BlockingIOError:
             raise _lock_error(run, lock) from None
         except OSError:
-            if wait_seconds:
+            if needs_lock:
                 raise Unavailable(
                     f"{run}: the filesystem has no locks, and another part of the run may go on", NO_LOCKS
                 ) from None
@@ -321,9 +323,12 @@ def _run_directory(checkpointing: Checkpointing, data: Data, wait_seconds: float
         os.close(lock)
 
 
-def _lock(lock: int, wait_seconds: float) -> None:
-    """Lock the open file. Raises BlockingIOError if another process has the lock for `wait_seconds`, OSError without locks."""
-    deadline = time.monotonic() + wait_seconds
+def _lock(lock: int, run: Path, wait_seconds: float) -> None:
+    """Lock the open file in `run`.
+
+    Raises BlockingIOError if another process has the lock for `wait_seconds`, and OSError if the filesystem has no locks.
+    """
+    deadline, is_told = time.monotonic() + wait_seconds, False
     while True:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -331,6 +336,9 @@ def _lock(lock: int, wait_seconds: float) -> None:
         except BlockingIOError:
             if time.monotonic() >= deadline:
                 raise
+        if not is_told:
+            note(f"{run}: waiting up to {wait_seconds:g} s for the lock, which another lt-train has")
+            is_told = True
         time.sleep(LOCK_POLL_SECONDS)
 
 

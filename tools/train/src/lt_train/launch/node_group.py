@@ -209,6 +209,11 @@ class Leader:
         """Whether the other nodes' ranks in the present attempt have ended."""
         return not self._running
 
+    def describe_lost(self, of_nodes: str = "") -> str:
+        """Return the sentence that names the lost nodes and their hosts."""
+        hosts = ", ".join(f"{number} ({host})" for number, host in sorted(self.lost.items()))
+        return f"node {hosts}{of_nodes} is lost" if len(self.lost) == 1 else f"nodes {hosts}{of_nodes} are lost"
+
     def stop(self) -> None:
         """Tell the other nodes to end their ranks."""
         for node in self._running:

@@ -48,8 +48,16 @@ class SpareNodes:
 
     nodes: Nodes
     spares: int
-    open_directory: Callable[[], contextlib.AbstractContextManager[None]]
-    """Returns a context that holds the lock of SAVE, for a node that leads after the first one is lost."""
+    open_directory: Callable[[float], contextlib.AbstractContextManager[None]]
+    """Returns a context that holds the lock of SAVE, for a node that leads after the first one is lost. It waits for the lock."""
+
+    @property
+    def leader_seconds(self) -> float:
+        """How long the next leader waits for the lock, and the other nodes for that leader.
+
+        The kernel closes the connections of a killed launcher first, and the lock after it has freed the copies in memory.
+        """
+        return max(ANSWER_SECONDS, self.nodes.config.faults.wait_for_nodes_seconds)
 
     @property
     def active(self) -> int:
@@ -101,7 +109,7 @@ def run(nodes: SpareNodes, ranks: Ranks) -> int:
                 leader = lost.group.successors[0]
                 if node.node_rank == leader:
                     warn(f"the node that leads is lost, and node {leader} leads now")
-                    stack.enter_context(nodes.open_directory())
+                    stack.enter_context(nodes.open_directory(nodes.leader_seconds))
                     role = LeadingSpareRun(nodes, exchange, lost.group)
                 else:
                     role = FollowingSpareRun(nodes, exchange, lost.group)
@@ -155,8 +163,7 @@ class LeadingSpareRun:
             try:
                 code = self._attempt(ranks, group, positions, restarts_left)
             except NodesLost:
-                hosts = ", ".join(f"{number} ({host})" for number, host in sorted(group.lost.items()))
-                warn(f"node {hosts} is lost")
+                warn(group.describe_lost())
                 code = ExitCode.IO
             except RankKilled as error:
                 if not restarts_left:
@@ -281,7 +288,7 @@ class FollowingSpareRun:
         node, faults = self._nodes.node, self._nodes.config.faults
         address, seconds = node.master_address, max(faults.timeout_seconds, faults.wait_for_nodes_seconds)
         if self._lost_group:
-            address, seconds = self._lost_group.hosts[self._lost_group.successors[0]], faults.wait_for_nodes_seconds
+            address, seconds = self._lost_group.hosts[self._lost_group.successors[0]], self._spare_nodes.leader_seconds
         with Member(lambda: [(address, node.master_port)], node.node_rank, self._nodes.settings, seconds) as group:
             if node.node_rank >= self._spare_nodes.active and self._lost_group is None:
                 note(f"node {node.node_rank} is a spare: it waits for the loss of another node")
