@@ -288,7 +288,7 @@ def test_a_file_may_be_called_nearly_like_a_command(tool: str, tmp_path: Path) -
         ("lt-preprocess inf", {"info", "inf"}),
         ("lt-preprocess merge --out", {"--output-prefix"}),
         ("lt-convert inspect --js", {"--json"}),
-        ("lt-convert run --to mega", {"megatron-dist", "megatron-legacy"}),
+        ("lt-convert run --to mega", {"megatron-dist", "megatron-hybrid", "megatron-legacy"}),
         ("lt-monitor su", {"summarize"}),
         ("lt-monitor plot --model llama3.1-4", {"llama3.1-405b"}),
         ("lt-monitor summarize --gpu h10", {"H100"}),

@@ -85,7 +85,7 @@ def test_settings_that_have_an_option_are_carried_over(tmp_path: Path) -> None:
         (LLAMA.replace("fast-swiglu", "squared-relu"), "another model would result, without model.activation"),
         (LLAMA.replace("rope", "alibi"), "another model would result, without model.position_embedding_type"),
         (LLAMA + "  kv_channels: 128\n  attn_logit_softcapping: 50.0\n", "without model.attn_logit_softcapping"),
-        ("  position_embedding_type: rope\n", "lt-train refuses the result: normalization LayerNorm does not go with"),
+        ("  position_embedding_type: rope\n", "lt-train refuses the result: swiglu False does not go with the llama family"),
         (LLAMA + "  rotary_interleaved: true\n", "without model.rotary_interleaved"),
         ("  bert_binary_head: false\n", "BERT: lt-train trains decoders"),
         ("  encoder: {num_layers: 2}\n", "an encoder and a decoder: lt-train trains decoders"),

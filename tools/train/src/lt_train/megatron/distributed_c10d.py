@@ -30,8 +30,19 @@ def share_devices(devices: Any) -> Iterator[None]:
 
     # A subclass, because torch checks whether a group is an instance of ProcessGroupGloo.
     class OnSharedDevices(gloo):  # type: ignore[misc, valid-type]
-        def __init__(self, store: Any, rank: int, size: int, timeout: datetime.timedelta, *unknown: Any, **unknown_named: Any):
-            UPSTREAM.refuse_unknown("ProcessGroupGloo", unknown, unknown_named)
+        def __init__(
+            self,
+            store: Any,
+            rank: int,
+            size: int,
+            timeout: datetime.timedelta,
+            *unknown: Any,
+            enable_reconfigure: bool = False,
+            **unknown_named: Any,
+        ):
+            # torch 2.15 says whether the group may take other ranks later; no group here does.
+            changes_ranks = {"enable_reconfigure": True} if enable_reconfigure else {}
+            UPSTREAM.refuse_unknown("ProcessGroupGloo", unknown, unknown_named | changes_ranks)
             options = gloo._Options()  # type: ignore[attr-defined]
             options._devices = devices
             # torch's number of threads for a single device.
