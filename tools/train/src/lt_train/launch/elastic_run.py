@@ -168,8 +168,7 @@ def run(nodes: Nodes, ranks: Ranks, is_first: bool) -> int:
                 lowest = min(role.members)
                 if lowest == nodes.number:
                     warn("the node that led the others is lost: this node leads them now")
-                    seconds = max(LOCK_SECONDS, faults.wait_for_nodes_seconds)
-                    stack.enter_context(nodes.own_run(seconds, lambda: ranks.signalled))
+                    stack.enter_context(nodes.own_run(max(LOCK_SECONDS, faults.wait_for_nodes_seconds), lambda: ranks.signalled))
                     role = LeadingRun(nodes, role.listener, role.address, faults.wait_for_nodes_seconds)
                 else:
                     endpoints = [role.members[lowest]]
@@ -353,7 +352,8 @@ class FollowingRun:
         A signal to this launcher ends this node's part of the run alone. Raises LeaderLost, Unavailable if no leader answers, and
         BadConfig if it refuses this node.
         """
-        with Member(self._endpoints, self._nodes.number, self._nodes.settings, self._wait_seconds) as group:
+        nodes = self._nodes
+        with Member(self._endpoints, nodes.number, nodes.settings, self._wait_seconds, lambda: ranks.signalled) as group:
             self.listener, self.address = group.listener, group.address
             while True:
                 message = self._next(ranks, group)

@@ -300,7 +300,8 @@ class FollowingSpareRun:
         address, seconds = node.master_address, max(faults.timeout_seconds, faults.wait_for_nodes_seconds)
         if self._lost_group:
             address, seconds = self._lost_group.hosts[self._lost_group.successors[0]], self._spare_nodes.leader_seconds
-        with Member(lambda: [(address, node.master_port)], node.node_rank, self._nodes.settings, seconds) as group:
+        endpoints, settings = [(address, node.master_port)], self._nodes.settings
+        with Member(endpoints.copy, node.node_rank, settings, seconds, lambda: ranks.signalled) as group:
             if node.node_rank >= self._spare_nodes.active and self._lost_group is None:
                 note(f"node {node.node_rank} is a spare: it waits for the loss of another node")
                 ranks.stand_by(self._nodes.config.to_json(), self._spare_nodes.ranks_per_node)
