@@ -6,7 +6,9 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
+from unittest.mock import MagicMock
 
 import nursery
 import pseudo_terminal
@@ -14,7 +16,7 @@ import pytest
 import synthetic
 from running import SMALL, command, environment, losses, quick_command, run, run_tasks, train
 
-from lt_shared.console import ExitCode
+from lt_shared.console import ExitCode, TryAgain
 from lt_shared.contracts import checkpoint_layout
 from lt_shared.contracts.manifest import Checkpoint, Dataset
 from lt_train.launch import launcher, rank_processes
@@ -163,3 +165,13 @@ def test_ctrl_c_saves_and_says_what_continues(tmp_path: Path, dataset: Dataset) 
     again = train(*arguments, "--exit-interval", "1")
     assert again.code == 75, again.err
     assert ("step", step + 1) in losses(run_directory)
+
+
+def test_a_signal_ends_the_wait_for_the_lock(tmp_path: Path) -> None:
+    saving = MagicMock(save=str(tmp_path), directory=str(tmp_path), is_remote=False)
+    with (tmp_path / ".lock").open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        begin = time.monotonic()
+        with pytest.raises(TryAgain, match="another lt-train"), launcher._run_directory(saving, MagicMock(), 30.0, lambda: True):
+            pass
+    assert time.monotonic() - begin < 15

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import signal
 import socket
 import time
 from collections.abc import Callable, Iterator
@@ -10,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from reserved_ports import free_port
 
-from lt_shared.console import Unavailable
+from lt_shared.console import Terminated, Unavailable
 from lt_train.launch.node_group import LONGEST_LINE_BYTES, Leader, LeaderLost, Member, Refused, is_leader, listen
 
 HOST = "127.0.0.1"
@@ -166,3 +167,15 @@ def test_the_last_words_of_the_leader_are_read(group: Leader) -> None:
         group.finish(0)
         group.__exit__()
         assert json.dumps(received(one)) == '{"finish": 0}'
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 75), (signal.SIGINT, 130)])
+def test_a_signal_ends_the_wait_for_a_leader(number: signal.Signals, code: int) -> None:
+    """The leader does not listen, or listens and does not answer, because it waits for the lock of SAVE."""
+    with listen(HOST, 0) as silent:
+        for port in (free_port(), silent.getsockname()[1]):
+            begin = time.monotonic()
+            with pytest.raises(Terminated) as caught:
+                Member([(HOST, port)].copy, 1, SETTINGS, 60, lambda: number)
+            assert caught.value.exit_code == code
+            assert time.monotonic() - begin < 15

@@ -13,9 +13,16 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any, Self
+from unittest.mock import MagicMock
 
+import pytest
 from networks import INTERFACE, namespaces, needs_namespaces
 from running import copied_ranks_in, environment, losses, quick_command, train
+
+from lt_shared.console import Unavailable
+from lt_train.launch import spare_run
+from lt_train.launch.spare_run import Exchange, FollowingSpareRun
 
 pytestmark = needs_namespaces
 
@@ -142,6 +149,49 @@ def test_another_node_leads_when_the_first_one_is_lost(tmp_path: Path) -> None:
         assert "successfully loaded checkpoint from the nodes' memory at iteration" in run.said()
         assert len(recoveries(run.said())) == 1
     assert losses(tmp_path / "run") == undisturbed(tmp_path)
+
+
+class EndingLeader:
+    """The side of a member whose leader begins an attempt, ends the run with 143, and closes the connection at once."""
+
+    def __init__(self, *arguments: object):
+        begin = {"begin": 1, "step": 0, "stored": 0, "fetch": {}, "next": None, "nodes": [0, 1], "port": 1, "address": "gpu1"}
+        self._batches = [[{"group": {"hosts": {"1": "gpu2"}, "nodes": [0, 1], "restarts": 1}}, begin], [{"finish": 143}]]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        pass
+
+    def wait(self, seconds: float) -> None:
+        pass
+
+    def send(self, message: object) -> None:
+        pass
+
+    def receive(self) -> list[dict[str, Any]]:
+        if not self._batches:
+            raise Unavailable("the node that leads the others is lost", "")
+        return self._batches.pop(0)
+
+
+def test_the_leader_ends_the_run_during_an_attempt(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As after a second signal to the leader: its node is not lost, and nobody waits for it."""
+
+    def run_ranks(*arguments: Any) -> int:
+        watch = arguments[4]
+        while True:
+            watch()
+
+    monkeypatch.setattr(spare_run, "Member", EndingLeader)
+    nodes = MagicMock()
+    nodes.active = 2
+    nodes.nodes.node.node_rank = 1
+    nodes.nodes.config.faults = MagicMock(timeout_seconds=1.0, wait_for_nodes_seconds=1.0)
+    ranks = MagicMock(signalled=None, run=run_ranks)
+    assert FollowingSpareRun(nodes, Exchange(b"", 0)).run(ranks) == 143
+    ranks.stop.assert_called()
 
 
 def test_without_the_copies_the_disks_count_and_then_the_checkpoint(tmp_path: Path) -> None:

@@ -44,7 +44,7 @@ ENDED = (ExitCode.OK, ExitCode.TRY_AGAIN, NEXT_PHASE)
 
 Resolve = Callable[[int, int], RunConfig]
 Prepare = Callable[[RunConfig, bool], RunConfig]
-OwnRun = Callable[[float], contextlib.AbstractContextManager[None]]
+OwnRun = Callable[[float, Callable[[], object]], contextlib.AbstractContextManager[None]]
 
 LEADER_FILE = ".leader"
 
@@ -70,8 +70,8 @@ class Nodes:
     """The nodes that may take part in a run. `node` is this node, and `config` the configuration on all nodes.
 
     `resolve` resolves the configuration on a number of nodes with a number of ranks. `prepare` checks the data and chooses the
-    checkpoint to start from. `own_run` is a context that has the run's directory for itself, for which it waits some seconds.
-    `directory` is this directory if another node may lead, else None.
+    checkpoint to start from. `own_run` is a context that has the run's directory for itself, for which it waits some
+    seconds or until a signal. `directory` is this directory if another node may lead, else None.
     """
 
     node: Node
@@ -168,7 +168,7 @@ def run(nodes: Nodes, ranks: Ranks, is_first: bool) -> int:
                 lowest = min(role.members)
                 if lowest == nodes.number:
                     warn("the node that led the others is lost: this node leads them now")
-                    stack.enter_context(nodes.own_run(max(LOCK_SECONDS, faults.wait_for_nodes_seconds)))
+                    stack.enter_context(nodes.own_run(max(LOCK_SECONDS, faults.wait_for_nodes_seconds), lambda: ranks.signalled))
                     role = LeadingRun(nodes, role.listener, role.address, faults.wait_for_nodes_seconds)
                 else:
                     endpoints = [role.members[lowest]]
@@ -352,7 +352,8 @@ class FollowingRun:
         A signal to this launcher ends this node's part of the run alone. Raises LeaderLost, Unavailable if no leader answers, and
         BadConfig if it refuses this node.
         """
-        with Member(self._endpoints, self._nodes.number, self._nodes.settings, self._wait_seconds) as group:
+        nodes = self._nodes
+        with Member(self._endpoints, nodes.number, nodes.settings, self._wait_seconds, lambda: ranks.signalled) as group:
             self.listener, self.address = group.listener, group.address
             while True:
                 message = self._next(ranks, group)

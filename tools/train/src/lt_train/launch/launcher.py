@@ -6,7 +6,7 @@ import fcntl
 import os
 import shlex
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
@@ -282,11 +282,16 @@ def _report_finished(checkpointing: Checkpointing, reporting: Reporting) -> None
 
 @contextlib.contextmanager
 def _run_directory(
-    checkpointing: Checkpointing, data: Data, wait_seconds: float = 0.0, needs_lock: bool = False
+    checkpointing: Checkpointing,
+    data: Data,
+    wait_seconds: float = 0.0,
+    is_signalled: Callable[[], object] = bool,
+    needs_lock: bool = False,
 ) -> Iterator[None]:
     """Make SAVE, lock it against a second run, and copy the tokenizer and the model's files to it.
 
-    Wait up to `wait_seconds` for the lock. A filesystem without locks is an error if `needs_lock`, else a warning.
+    Wait up to `wait_seconds` for the lock, and no longer once `is_signalled`. A filesystem without locks is an error if
+    `needs_lock`, else a warning.
     """
     if checkpointing.save is None or checkpointing.directory is None:
         yield
@@ -301,7 +306,7 @@ def _run_directory(
     lock = run_files.open_descriptor(run / ".lock", os.O_RDWR)
     try:
         try:
-            _lock(lock, run, wait_seconds)
+            _lock(lock, run, wait_seconds, is_signalled)
         except BlockingIOError:
             raise _lock_error(run, lock) from None
         except OSError:
@@ -323,10 +328,11 @@ def _run_directory(
         os.close(lock)
 
 
-def _lock(lock: int, run: Path, wait_seconds: float) -> None:
+def _lock(lock: int, run: Path, wait_seconds: float, is_signalled: Callable[[], object]) -> None:
     """Lock the open file in `run`.
 
-    Raises BlockingIOError if another process has the lock for `wait_seconds`, and OSError if the filesystem has no locks.
+    Raises BlockingIOError if another process has the lock for `wait_seconds` or until a signal, and OSError if the
+    filesystem has no locks.
     """
     deadline, is_told = time.monotonic() + wait_seconds, False
     while True:
@@ -334,7 +340,7 @@ def _lock(lock: int, run: Path, wait_seconds: float) -> None:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return
         except BlockingIOError:
-            if time.monotonic() >= deadline:
+            if time.monotonic() >= deadline or is_signalled():
                 raise
         if not is_told:
             note(f"{run}: waiting up to {wait_seconds:g} s for the lock, which another lt-train has")

@@ -10,12 +10,13 @@ program.
 import contextlib
 import json
 import select
+import signal
 import socket
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, Self
 
-from lt_shared.console import BadConfig, Unavailable, note
+from lt_shared.console import BadConfig, ExitCode, Terminated, Unavailable, note
 from lt_train.process import ports
 
 # Messages are lines of JSON. From a member to the leader:
@@ -242,14 +243,25 @@ class Member:
     """The side of the node number `node`. A context.
 
     `endpoints` returns the addresses at which the leader may be. After the connection, `listener` is open at this node's
-    `address`, for the case that this node has to lead. Raises Unavailable if no leader answers within `wait_seconds`.
+    `address`, for the case that this node has to lead. `signalled` returns the signal that has asked the run to end, if any.
+    Raises Unavailable if no leader answers within `wait_seconds`, and Terminated after a signal.
     """
 
-    def __init__(self, endpoints: Callable[[], Sequence[Endpoint]], node: int, settings: str, wait_seconds: float):
+    def __init__(
+        self,
+        endpoints: Callable[[], Sequence[Endpoint]],
+        node: int,
+        settings: str,
+        wait_seconds: float,
+        signalled: Callable[[], int | None] = lambda: None,
+    ):
         self._received: list[dict[str, Any]] = []
         self._greeting = {"node": node, "host": socket.gethostname(), "settings": settings}
         deadline = time.monotonic() + wait_seconds
+        self._signalled = signalled
         while not any(map(self._join, endpoints())):
+            if number := signalled():
+                raise Terminated(number, None if number == signal.SIGINT else ExitCode.TRY_AGAIN)
             if time.monotonic() >= deadline:
                 places = " or ".join(f"{address}:{port}" for address, port in endpoints()) or "any known address"
                 raise Unavailable(
@@ -266,7 +278,12 @@ class Member:
         self._connection, self.address = connection, connection.local_address
         self.listener = listen(self.address, 0)
         self._connection.send({**self._greeting, "port": self.listener.getsockname()[1]})
-        answers = self._messages() if self._connection.wait(GREETING_SECONDS) else []
+        # A node that will lead listens already, and answers when it has the lock of SAVE.
+        deadline = time.monotonic() + GREETING_SECONDS
+        is_answered = False
+        while connection.is_open and not is_answered and time.monotonic() < deadline and not self._signalled():
+            is_answered = connection.wait(RETRY_SECONDS)
+        answers = self._messages() if is_answered else []
         if answers and "welcome" in answers[0]:
             # The begin of an attempt may have come in the same moment.
             self._received = answers[1:]

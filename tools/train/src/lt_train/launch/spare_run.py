@@ -10,14 +10,24 @@ import contextlib
 import dataclasses
 import time
 from collections import deque
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from typing import Any
 
 from lt_shared.console import ExitCode, Terminated, ToolError, Unavailable, note, warn
 from lt_train.checkpoint import resume, starting_point
 from lt_train.launch import copy_exchange, run_secret, spare_group
 from lt_train.launch.copy_exchange import CopyServer
-from lt_train.launch.elastic_run import CAUSE_SECONDS, ENDED, POLL_SECONDS, STOP_SECONDS, Nodes, NodesLost, OthersFailed, Stopped
+from lt_train.launch.elastic_run import (
+    CAUSE_SECONDS,
+    ENDED,
+    POLL_SECONDS,
+    STOP_SECONDS,
+    Nodes,
+    NodesLost,
+    OthersFailed,
+    OwnRun,
+    Stopped,
+)
 from lt_train.launch.node_group import Member
 from lt_train.launch.rank_processes import RankKilled, Ranks
 from lt_train.launch.spare_group import Group, Inventory, SpareLeader
@@ -48,8 +58,9 @@ class SpareNodes:
 
     nodes: Nodes
     spares: int
-    open_directory: Callable[[float], contextlib.AbstractContextManager[None]]
-    """Returns a context that holds the lock of SAVE, for a node that leads after the first one is lost. It waits for the lock."""
+    open_directory: OwnRun
+    """Returns a context that holds the lock of SAVE, for a node that leads after the first one is lost. Its
+    arguments are those of `own_run`."""
 
     @property
     def leader_seconds(self) -> float:
@@ -109,7 +120,7 @@ def run(nodes: SpareNodes, ranks: Ranks) -> int:
                 leader = lost.group.successors[0]
                 if node.node_rank == leader:
                     warn(f"the node that leads is lost, and node {leader} leads now")
-                    stack.enter_context(nodes.open_directory(nodes.leader_seconds))
+                    stack.enter_context(nodes.open_directory(nodes.leader_seconds, lambda: ranks.signalled))
                     role = LeadingSpareRun(nodes, exchange, lost.group)
                 else:
                     role = FollowingSpareRun(nodes, exchange, lost.group)
@@ -289,7 +300,8 @@ class FollowingSpareRun:
         address, seconds = node.master_address, max(faults.timeout_seconds, faults.wait_for_nodes_seconds)
         if self._lost_group:
             address, seconds = self._lost_group.hosts[self._lost_group.successors[0]], self._spare_nodes.leader_seconds
-        with Member(lambda: [(address, node.master_port)], node.node_rank, self._nodes.settings, seconds) as group:
+        endpoints, settings = [(address, node.master_port)], self._nodes.settings
+        with Member(endpoints.copy, node.node_rank, settings, seconds, lambda: ranks.signalled) as group:
             if node.node_rank >= self._spare_nodes.active and self._lost_group is None:
                 note(f"node {node.node_rank} is a spare: it waits for the loss of another node")
                 ranks.stand_by(self._nodes.config.to_json(), self._spare_nodes.ranks_per_node)
@@ -353,6 +365,8 @@ class FollowingSpareRun:
                 if message.get("stop") == begin["begin"]:
                     raise Stopped
                 self._messages.append(message)
+                if "finish" in message:
+                    raise Stopped
 
         try:
             take_copies(ranks, begin, self._exchange.secret)
