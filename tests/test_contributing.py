@@ -10,7 +10,7 @@ PAGES = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("shared/*.md
 
 
 def test_tasks_exist() -> None:
-    tasks = set(re.findall(r"^@task.*\ndef (\w+)", (ROOT / "noxfile.py").read_text(), re.MULTILINE))
+    tasks = set(re.findall(r"^@(?:task|nox\.session).*\ndef (\w+)", (ROOT / "noxfile.py").read_text(), re.MULTILINE))
     page = (ROOT / "CONTRIBUTING.md").read_text()
     named = set(re.findall(r"^    nox -s (\w+)", page, re.MULTILINE))
     assert named and named <= tasks

@@ -4,8 +4,8 @@ It replaces triton.language's functions by its own before each kernel, and again
 they stay replaced. It looks up the NumPy type of a Triton type in a table that it makes for each lookup. It computes with a dozen
 operations whether one of integers overflows, and asks for the result only where it debugs. It makes the shape of each value anew,
 and twice more to compare it with another; here all values of a shape have the same. It looks for the common type of operands of
-one type, makes the numbers in a kernel anew for each program, and converts bfloat16 with thirty operations. A step of training
-then takes a fourth of the time.
+one type, makes the numbers in a kernel anew for each program, and converts bfloat16 with thirty operations. RMSNorm in
+bfloat16 took 0.77 s when the last two were done, and takes 0.41 s without them.
 """
 
 import dataclasses

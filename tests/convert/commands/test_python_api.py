@@ -95,7 +95,7 @@ def test_the_same_call_again_and_from_threads(model: Path, tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"to": "onnx"}, "to 'onnx' is not one of hf, megatron-dist, megatron-legacy, torchtitan"),
+        ({"to": "onnx"}, "to 'onnx' is not one of hf, megatron-dist, megatron-hybrid, megatron-legacy, torchtitan"),
         ({"to": "torchtitan", "dtype": "int8"}, "dtype 'int8' is not one of float32, bfloat16, float16"),
         ({"to": "megatron-legacy", "target_tensor_parallel_size": 0}, "target_tensor_parallel_size 0 is less than 1"),
         (

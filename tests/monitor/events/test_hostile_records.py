@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lt_monitor.alerts.alert import AlertPass
-from lt_monitor.alerts.delivery import body
+from lt_monitor.alerts.chat_messages import body
 from lt_monitor.alerts.thresholds import Thresholds
 from lt_monitor.events import records
 from lt_monitor.prometheus import exposition
@@ -79,7 +79,7 @@ def test_no_valid_record_breaks_a_command(taken: list[dict[str, Any]]) -> None:
     for finding in findings:
         assert finding.line().isprintable()
         assert finding.severity in records.SEVERITIES
-    json.loads(body(findings))
+    json.loads(body("https://127.0.0.1/hook", findings))
     for state in runs.values():
         result = time_accounting.account(state.attempts)
         assert result.goodput is None or 0 <= result.goodput <= 1

@@ -59,6 +59,7 @@ def pattern_of(
         layernorm_epsilon=1e-5,
         num_moe_experts=architecture.num_experts,
         moe_shared_expert_intermediate_size=None,
+        moe_shared_expert_gate=False,
     )
     experts = ExpertKernels("operations" if grouped else None, exchanges, False, False)  # type: ignore[arg-type]
     whole: Any = Pattern(config, architecture, SimpleNamespace(**TORCH | parts), experts, *[None] * 4, True, tensors)  # type: ignore[arg-type]

@@ -152,5 +152,6 @@ GLM4_MOE_LITE = ModelType(
     "Glm4MoeLiteForCausalLM",
     _write_glm4_moe_lite,
     _read_glm4_moe_lite,
+    aliases={"num_local_experts": "n_routed_experts", "head_dim": "qk_rope_head_dim"},
     defaults=_GLM4_MOE_LITE_DEFAULTS,
 )

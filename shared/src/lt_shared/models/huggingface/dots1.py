@@ -46,5 +46,6 @@ DOTS1 = ModelType(
     "Dots1ForCausalLM",
     _write,
     _read,
+    aliases={"num_local_experts": "n_routed_experts"},
     defaults={"num_key_value_heads": 32, "norm_topk_prob": False, "sliding_window": 4096, "max_window_layers": 62},
 )

@@ -57,5 +57,6 @@ MINIMAX_M2 = ModelType(
     "MiniMaxM2ForCausalLM",
     _write,
     _read,
+    aliases={"num_experts": "num_local_experts"},
     defaults={"num_key_value_heads": 8, "head_dim": 128, "num_experts_per_tok": 8, "rms_norm_eps": 1e-6},
 )

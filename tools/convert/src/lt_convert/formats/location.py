@@ -98,10 +98,12 @@ def locate(argument: str, files: Files) -> tuple[str, str]:
         return path, OLMO_CORE.name
     recognised = formats.recognise(names)
     # TorchTitan and Megatron-FSDP have the same files; the names of the tensors tell them apart.
-    if recognised == TORCHTITAN.name and METADATA in names and fsdp.is_stored(path, files):
-        return path, MEGATRON_FSDP.name
-    if recognised == MEGATRON_DIST.name and torch_dist.is_hybrid(path, files):
-        return path, MEGATRON_HYBRID.name
+    # What was recorded of a checkpoint's files is known only after its format: `files` has to open `.metadata` after that.
+    with Files() as unchecked:
+        if recognised == TORCHTITAN.name and METADATA in names and fsdp.is_stored(path, unchecked):
+            return path, MEGATRON_FSDP.name
+        if recognised == MEGATRON_DIST.name and torch_dist.is_hybrid(path, unchecked):
+            return path, MEGATRON_HYBRID.name
     if recognised is None and any(name.endswith(".distcp") for name in names):
         raise BadData(f"{path}/.metadata: missing", "the checkpoint is incomplete: use another one or copy it again")
     if recognised is None:

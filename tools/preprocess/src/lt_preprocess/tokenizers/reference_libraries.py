@@ -156,18 +156,23 @@ def _tokens(path: Path, content: dict[str, Any], library: Library) -> tuple[dict
     """Every token with its id, and the added tokens by id.
 
     An id that the file states counts if the package has it; else the one that the package counts, by the order of the file.
-    Versions count differently where the two disagree.
+    Versions count differently where the two disagree. The package shows a normalized token in its normal form.
     """
     vocab = content["model"]["vocab"]
     ids = dict(vocab) if isinstance(vocab, dict) else {entry[0]: number for number, entry in enumerate(vocab)}
-    following = len(ids)
+    following, taken = len(ids), set(ids.values())
+
+    def is_of(token: dict[str, Any], number: int) -> bool:
+        shown = library.token(number)
+        return shown == token["content"] or (bool(token.get("normalized")) and shown is not None and number not in taken)
+
     added: dict[int, dict[str, Any]] = {}
     for token in content.get("added_tokens") or []:
         text = token["content"]
         if not text:
             continue
         candidates = (ids.get(text), token.get("id"), following)
-        number = next((one for one in candidates if one is not None and library.token(one) == text), None)
+        number = next((one for one in candidates if one is not None and is_of(token, one)), None)
         if number is None:
             raise BadData(
                 f"{path}: the tokenizers package gives its added token {text} another id than the file, {token.get('id')}",
@@ -175,6 +180,7 @@ def _tokens(path: Path, content: dict[str, Any], library: Library) -> tuple[dict
             )
         following = max(following, number + 1)
         ids[text] = number
+        taken.add(number)
         added[number] = token
     return ids, added
 

@@ -164,11 +164,9 @@ class _Parser:
             return base
         exponent = self.power()
         # bash refuses a negative exponent also where it evaluates nothing; a division by zero there it passes over.
-        if exponent < 0 or (self.is_live and exponent > LONGEST):
+        if exponent < 0:
             raise ValueError("an exponent out of range")
-        if not self.is_live:
-            return 0
-        return _wrapped(base**exponent)
+        return _wrapped(pow(base, exponent, 1 << 64)) if self.is_live else 0
 
     def unary(self) -> int:
         self.level += 1
