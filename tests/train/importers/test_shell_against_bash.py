@@ -72,6 +72,7 @@ EXPRESSIONS = st.recursive(NUMBERS, _joined, max_leaves=8)
 @settings(max_examples=100, deadline=None)
 @given(st.lists(EXPRESSIONS, min_size=1, max_size=12))
 @example(["((0) ? 0 ** -2 : 5)", "((0) ? 1 / 0 : 5)"])
+@example(["9 ** 9 ** 9", "(A++ ** 3 ** 7)", "-3 ** 4097"])
 def test_arithmetic_is_that_of_bash(expressions: list[str]) -> None:
     """What bash refuses, as a division by zero, is not known here."""
     start = "A=3 B=7 C=-2"
