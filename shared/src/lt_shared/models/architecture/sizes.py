@@ -34,8 +34,8 @@ class Sizes:
     Attention: `sliding_window` counts the keys that a query sees, its own key included; None means all keys. With
     `window_attn_skip_freq` n, every n-th layer has no window. `local_rotary_base` is the rotary base of the layers with a
     window if it differs from `rotary_base`; these layers then have no scaling either. With `no_rope_freq` n, every n-th layer
-    rotates nothing. `softmax_scale` replaces the inverse root
-    of the head size. `attention_sinks` gives every head a learned logit that takes part in the softmax and is then dropped.
+    rotates nothing. `softmax_scale` replaces the inverse root of the head size. `attention_sinks` gives every head a learned
+    logit that takes part in the softmax and is then dropped.
     `add_bias_linear` gives biases to the router and to all linear layers, QKV included; `add_qkv_bias` is then False.
 
     The feed-forward layer multiplies `activation` of a gate by an up projection; without `gated_linear_unit` there is no gate.
@@ -43,8 +43,8 @@ class Sizes:
 
     Experts: the layers from `moe_first_dense_layers` on have `num_experts` experts of size `moe_ffn_hidden_size`. A token goes to
     `moe_router_topk` experts and through a shared expert of size `moe_shared_expert_intermediate_size`, whose output
-    `moe_shared_expert_gate` multiplies by the sigmoid of a projection. If no layer is dense, the
-    experts' size is `ffn_hidden_size`, and `moe_ffn_hidden_size` is None.
+    `moe_shared_expert_gate` multiplies by the sigmoid of a projection. If no layer is dense, the experts' size is
+    `ffn_hidden_size`, and `moe_ffn_hidden_size` is None.
     With `moe_router_pre_softmax`, probabilities are not normalised over the chosen experts. With groups, experts are chosen from
     the `moe_router_group_topk` best of `moe_router_num_groups` groups; a group's score is the sum of its best
     `moe_router_group_score_topk` experts' scores. None means Megatron's number, `moe_router_topk` // `moe_router_group_topk`.

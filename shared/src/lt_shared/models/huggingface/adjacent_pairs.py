@@ -8,7 +8,7 @@ from typing import Any
 
 from lt_shared.models.architecture import Architecture
 from lt_shared.models.huggingface import config_fields
-from lt_shared.models.huggingface.config_fields import ABSENT, ModelType
+from lt_shared.models.huggingface.config_fields import ModelType
 
 _ERNIE_ABSENT = {"use_bias": False}
 
@@ -30,10 +30,7 @@ def _read_ernie(config: dict[str, Any], name: str) -> Architecture:
 
 
 def _write_glm(architecture: Architecture) -> dict[str, Any]:
-    fields = config_fields.written(architecture)
-    fields["rope_parameters"]["partial_rotary_factor"] = architecture.rotary_percent
-    return fields | {
-        "partial_rotary_factor": architecture.rotary_percent,
+    return config_fields.written_partly_rotated(architecture) | {
         "attention_bias": architecture.add_qkv_bias,
         **config_fields.padding(architecture, 151329),
     }
@@ -44,7 +41,7 @@ def _read_glm(config: dict[str, Any], name: str, model_type: str = "glm", **fami
         config,
         name,
         model_type,
-        absent={field: value for field, value in ABSENT.items() if field != "attention_bias"},
+        absent={"mlp_bias": False, "use_sliding_window": False},
         rotary_percent=0.5,
         add_qkv_bias=config["attention_bias"],
         model_type=model_type,

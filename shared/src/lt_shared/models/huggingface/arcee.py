@@ -8,14 +8,15 @@ from typing import Any
 
 from lt_shared.models.architecture import Architecture
 from lt_shared.models.huggingface import config_fields
-from lt_shared.models.huggingface.config_fields import ABSENT, ModelType
+from lt_shared.models.huggingface.config_fields import ModelType
 
 _SQUARED_RELU: dict[str, Any] = {"activation": "relu2", "activation_here": "relu2", "gated_linear_unit": False}
+_WITHOUT_BIASES = {"hidden_act": "relu2", "attention_bias": False, "mlp_bias": False}
 _GELU = "gelu_pytorch_tanh"
 
 
 def _write_arcee(architecture: Architecture) -> dict[str, Any]:
-    return config_fields.written(architecture) | {"hidden_act": "relu2", "attention_bias": False, "mlp_bias": False}
+    return config_fields.written(architecture) | _WITHOUT_BIASES
 
 
 def _read_arcee(config: dict[str, Any], name: str) -> Architecture:
@@ -23,9 +24,7 @@ def _read_arcee(config: dict[str, Any], name: str) -> Architecture:
 
 
 def _write_nemotron(architecture: Architecture) -> dict[str, Any]:
-    fields = _write_arcee(architecture) | {"norm_eps": architecture.norm_epsilon}
-    fields["rope_parameters"]["partial_rotary_factor"] = architecture.rotary_percent
-    return fields | {"partial_rotary_factor": architecture.rotary_percent}
+    return config_fields.written_partly_rotated(architecture) | _WITHOUT_BIASES | {"norm_eps": architecture.norm_epsilon}
 
 
 def _read_nemotron(config: dict[str, Any], name: str) -> Architecture:
@@ -55,7 +54,7 @@ def _read_starcoder2(config: dict[str, Any], name: str) -> Architecture:
         config | {"rms_norm_eps": config["norm_epsilon"]},
         name,
         "starcoder2",
-        absent={field: value for field, value in ABSENT.items() if field == "use_sliding_window"},
+        absent={"use_sliding_window": False},
         activation=_GELU,
         activation_here="gelu_tanh",
         gated_linear_unit=False,

@@ -87,6 +87,13 @@ def written(architecture: Architecture) -> dict[str, Any]:
     }
 
 
+def written_partly_rotated(architecture: Architecture) -> dict[str, Any]:
+    """Return the fields of a model that rotates a part of each head, with that part where transformers looks for it."""
+    fields = written(architecture)
+    fields["rope_parameters"]["partial_rotary_factor"] = architecture.rotary_percent
+    return fields | {"partial_rotary_factor": architecture.rotary_percent}
+
+
 def padding(architecture: Architecture, default: int) -> dict[str, int | None]:
     """Return the `pad_token_id` of a type whose default in transformers is `default`: None for a smaller vocabulary, which
     transformers would refuse to build."""

@@ -16,10 +16,7 @@ _DEFAULTS = {"num_key_value_heads": 8, "n_shared_experts": 1, "first_k_dense_rep
 
 
 def _write(architecture: Architecture) -> dict[str, Any]:
-    fields = config_fields.written(architecture)
-    fields["rope_parameters"]["partial_rotary_factor"] = architecture.rotary_percent
-    return fields | {
-        "partial_rotary_factor": architecture.rotary_percent,
+    return config_fields.written_partly_rotated(architecture) | {
         "attention_bias": architecture.add_qkv_bias,
         "use_qk_norm": architecture.qk_layernorm,
         **shared_experts.written(architecture),

@@ -21,10 +21,7 @@ _ABSENT = {
 
 
 def _write(architecture: Architecture) -> dict[str, Any]:
-    fields = config_fields.written(architecture)
-    fields["rope_parameters"]["partial_rotary_factor"] = architecture.rotary_percent
-    return fields | {
-        "partial_rotary_factor": architecture.rotary_percent,
+    return config_fields.written_partly_rotated(architecture) | {
         "rotary_dim": architecture.rotary_channels,
         "num_local_experts": architecture.num_experts,
         "num_experts_per_tok": architecture.moe_router_topk,

@@ -7,7 +7,7 @@ of four layers; those rotate without the YaRN scaling of the others. An OLMo 3 w
 from typing import Any
 
 from lt_shared.models.architecture import Architecture
-from lt_shared.models.huggingface import config_fields, rope_parameters
+from lt_shared.models.huggingface import config_fields, rope_parameters, routed_experts
 from lt_shared.models.huggingface.config_fields import ModelType
 
 _ABSENT = {"attention_bias": False}
@@ -56,10 +56,7 @@ def _write_olmoe(architecture: Architecture) -> dict[str, Any]:
     return config_fields.written(architecture) | {
         "attention_bias": False,
         "clip_qkv": None,
-        "num_experts": architecture.num_experts,
-        "num_experts_per_tok": architecture.moe_router_topk,
-        "norm_topk_prob": not architecture.moe_router_pre_softmax,
-        "router_aux_loss_coef": architecture.moe_aux_loss_coeff,
+        **routed_experts.written(architecture),
     }
 
 
@@ -71,10 +68,7 @@ def _read_olmoe(config: dict[str, Any], name: str) -> Architecture:
         absent=_ABSENT | {"clip_qkv": None},
         qk_layernorm=True,
         qk_layernorm_width="all_heads",
-        num_experts=config_fields.either(config, name, "num_experts", "num_local_experts"),
-        moe_router_topk=config.get("num_experts_per_tok", 8),
-        moe_router_pre_softmax=not config.get("norm_topk_prob", False),
-        moe_aux_loss_coeff=config.get("router_aux_loss_coef", 0.01),
+        **routed_experts.read(config, name, topk=8, aux_loss_coeff=0.01),
     )
 
 

@@ -5,6 +5,7 @@
 
 from collections.abc import Sequence
 
+from lt_convert import formats
 from lt_convert.formats.checkpoint import Source, Target
 from lt_convert.formats.megatron import torch_dist
 from lt_convert.tensors.output_files import OutputFile
@@ -21,7 +22,7 @@ def recognise(names: Sequence[str]) -> bool:
 
 def open_source(directory: str, files: Files) -> Source:
     """Raises as `torch_dist.open_source`."""
-    return torch_dist.open_source(directory, files)
+    return torch_dist.open_source(directory, files, formats.MEGATRON_HYBRID)
 
 
 def outputs(target: Target) -> list[OutputFile]:

@@ -11,7 +11,7 @@ from typing import Any
 
 from lt_convert.containers import dcp, torch_archive
 from lt_convert.containers.dcp import METADATA
-from lt_convert.formats import MEGATRON_DIST, MEGATRON_HYBRID, adamw_state, beside_model, range_checksums
+from lt_convert.formats import MEGATRON_DIST, Format, adamw_state, beside_model, range_checksums
 from lt_convert.formats.checkpoint import Source, Target
 from lt_convert.formats.directories import listing
 from lt_convert.formats.megatron import (
@@ -63,8 +63,12 @@ def is_hybrid(directory: str, files: Files) -> bool:
     return checkpoint_layout.has_hybrid_layers(files.read(path, 0, files.size_bytes(path)))
 
 
-def open_source(directory: str, files: Files) -> Source:
-    """Raises BadData for anything malformed, and for models of a family that is not known here."""
+def open_source(directory: str, files: Files, stored_format: Format = MEGATRON_DIST) -> Source:
+    """Open a checkpoint with the layers of GPTModel, or of HybridModel by its format.
+
+    Raises BadData for anything malformed, and for models of a family that is not known here.
+    """
+    table = mapping.MEGATRON_HYBRID if stored_format.is_hybrid else MEGATRON
     names = listing(directory)
     path = f"{directory}/{CONFIGURATION_FILE}"
     if not is_finished(names):
@@ -72,9 +76,6 @@ def open_source(directory: str, files: Files) -> Source:
     checkpoint_layout.check_configuration(files.read(path, 0, files.size_bytes(path)), path)
     saved = _record(directory, names, files)
     contents = dcp.read(directory, files)
-    stored_format, table = (
-        (MEGATRON_HYBRID, mapping.MEGATRON_HYBRID) if is_hybrid(directory, files) else (MEGATRON_DIST, MEGATRON)
-    )
     tensors = model_tensors(contents)
     if EMBEDDING not in tensors:
         raise BadData(f"{directory}: has no {EMBEDDING}: not a checkpoint of megatron-core's GPTModel or HybridModel")
