@@ -24,6 +24,8 @@ from lt_shared.files import storage
 from lt_train.checkpoint import resume, starting_point
 from lt_train.config import cluster
 from lt_train.config.run_config import RunConfig
+from lt_train.launch import group_attempt
+from lt_train.launch.group_attempt import POLL_SECONDS, STOP_SECONDS, NodesLost, OthersFailed, Stopped
 from lt_train.launch.node_group import Endpoint, Leader, LeaderLost, Member, is_leader, listen
 from lt_train.launch.rank_processes import RankKilled, Ranks
 from lt_train.planner import memory_estimate, node_counts, search
@@ -33,36 +35,13 @@ from lt_train.process.rank_environment import Node
 from lt_train.process.restart_policy import NEXT_PHASE
 from lt_train.train import crash_loop
 
-POLL_SECONDS = 0.1
-# Ranks whose connections were closed report that after four seconds. By then the node that they have lost is known to be lost.
-CAUSE_SECONDS = 10.0
-# Time for the launchers of other nodes to kill their ranks.
-STOP_SECONDS = 60.0
 # Time for a shared filesystem to free the lock of a host that is lost.
 LOCK_SECONDS = 120.0
-ENDED = (ExitCode.OK, ExitCode.TRY_AGAIN, NEXT_PHASE)
-
 Resolve = Callable[[int, int], RunConfig]
 Prepare = Callable[[RunConfig, bool], RunConfig]
 OwnRun = Callable[[float, Callable[[], object]], contextlib.AbstractContextManager[None]]
 
 LEADER_FILE = ".leader"
-
-
-class NodesLost(Exception):
-    """A node that takes part in the present attempt is lost."""
-
-
-class OthersFailed(Exception):
-    """Another node's ranks have failed with the exit code `code`, and that node has said why."""
-
-    def __init__(self, code: int):
-        super().__init__(code)
-        self.code = code
-
-
-class Stopped(Exception):
-    """The leader ends the present attempt."""
 
 
 @dataclasses.dataclass
@@ -293,25 +272,14 @@ class LeadingRun:
 
     def _code_of_all(self, ranks: Ranks, group: Leader, config: RunConfig, local_node: Node) -> int:
         def watch() -> None:
-            group.poll()
-            if group.lost:
-                raise NodesLost
-            if failed := [code for code in group.endings.values() if code not in ENDED]:
-                raise OthersFailed(failed[0])
+            group_attempt.check_others(group)
             self._ask_for_more(ranks, group, local_node.nodes)
 
         code = ranks.run(config.to_json(), config.parallelism.world_size, True, local_node, watch)
-        # A failure here may be the echo of a lost node. After a good end, the other nodes end at the same step.
-        seconds = STOP_SECONDS if code in ENDED else CAUSE_SECONDS
-        deadline = time.monotonic() + seconds
-        while not group.is_complete and time.monotonic() < deadline:
-            group.poll()
-            if code not in ENDED:
-                watch()
-            time.sleep(POLL_SECONDS)
+        group_attempt.wait_for_others(group, code, watch)
         if code == ExitCode.TRY_AGAIN and group.lost:
             raise NodesLost
-        return max(code, *group.endings.values()) if group.endings and code in ENDED else code
+        return group_attempt.code_of_all(group, code)
 
     def _ask_for_more(self, ranks: Ranks, group: Leader, running: int) -> None:
         """Let the ranks end after their next checkpoint if enough nodes have come for a larger number."""

@@ -15,19 +15,10 @@ from typing import Any
 
 from lt_shared.console import ExitCode, Terminated, ToolError, Unavailable, note, warn
 from lt_train.checkpoint import resume, starting_point
-from lt_train.launch import copy_exchange, run_secret, spare_group
+from lt_train.launch import copy_exchange, group_attempt, run_secret, spare_group
 from lt_train.launch.copy_exchange import CopyServer
-from lt_train.launch.elastic_run import (
-    CAUSE_SECONDS,
-    ENDED,
-    POLL_SECONDS,
-    STOP_SECONDS,
-    Nodes,
-    NodesLost,
-    OthersFailed,
-    OwnRun,
-    Stopped,
-)
+from lt_train.launch.elastic_run import Nodes, OwnRun
+from lt_train.launch.group_attempt import POLL_SECONDS, NodesLost, OthersFailed, Stopped
 from lt_train.launch.node_group import Member
 from lt_train.launch.rank_processes import RankKilled, Ranks
 from lt_train.launch.spare_group import Group, Inventory, SpareLeader
@@ -266,21 +257,12 @@ class LeadingSpareRun:
 
     def _code_of_all(self, ranks: Ranks, group: SpareLeader, config: str, local_node: Node, stored: int) -> int:
         def watch() -> None:
-            group.poll()
-            if group.lost:
-                raise NodesLost
-            if failed := [code for code in group.endings.values() if code not in ENDED]:
-                raise OthersFailed(failed[0])
+            group_attempt.check_others(group)
 
         self._had_copies |= self._config.checkpointing.replicate_interval is not None
         code = ranks.run(config, self._config.parallelism.world_size, True, local_node, watch, stored)
-        deadline = time.monotonic() + (STOP_SECONDS if code in ENDED else CAUSE_SECONDS)
-        while not group.is_complete and time.monotonic() < deadline:
-            group.poll()
-            if code not in ENDED:
-                watch()
-            time.sleep(POLL_SECONDS)
-        return max(code, *group.endings.values()) if group.endings and code in ENDED else code
+        group_attempt.wait_for_others(group, code, watch)
+        return group_attempt.code_of_all(group, code)
 
 
 class FollowingSpareRun:
