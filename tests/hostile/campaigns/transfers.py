@@ -299,6 +299,7 @@ def is_json(line: bytes) -> bool:
 def without_times(content: bytes) -> bytes:
     """Return the content without times and durations, and without a checksum of the source's inode and time."""
     text = re.sub(rb"20\d\d-\d\d-\d\d[T ]\d\d:\d\d(:\d\d)?", b"", content)
+    text = re.sub(rb"(?<=unchanged for )[^)]*", b"", text)
     text = re.sub(rb'(?<="own_crc32": ")[0-9a-f]{8}|(?<="plan": ")[0-9a-f]*', b"", text)
     return re.sub(rb"(?<=_seconds)(\{.*\})? [0-9.e+]+", b"", text)
 
