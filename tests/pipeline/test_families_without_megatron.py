@@ -54,6 +54,8 @@ ARCHITECTURES = {
     "minimax-m2": small("tiny-minimax-m2"),
     "seed-oss": small("tiny-seed-oss"),
     "dots1": small("tiny-dots1"),
+    "ministral3": small("tiny-ministral3"),
+    "hunyuan": small("tiny-hunyuan"),
     "glm4-moe-lite": small("tiny-glm4-moe-lite", kv_channels=0),
 }
 

@@ -87,6 +87,11 @@ PUBLISHED = {
 }
 # Billions, of publishers that round.
 ROUNDED = {
+    "ministral3-3b": 3.43,
+    "ministral3-8b": 8.49,
+    "ministral3-14b": 13.5,
+    "hunyuan-1.8b": 1.79,
+    "hunyuan-7b": 7.50,
     "glm-4.7-flash": 29.9,
     "dots.llm1": 143,
     "minimax-m2": 229,

@@ -10,7 +10,7 @@ from typing import Literal
 
 from lt_shared.console import BadConfig
 from lt_shared.models.architecture.latent_attention import LatentAttention
-from lt_shared.models.rope_scaling import AnyScaling, LongRopeScaling, check_counts, check_numbers
+from lt_shared.models.rope_scaling import AnyScaling, LongRopeScaling, YarnScaling, check_counts, check_numbers
 
 Family = Literal["gpt", "llama"]
 # Where the norms of a layer are: before attention and the MLP, behind them (OLMo 2), or both (Gemma 2).
@@ -36,6 +36,8 @@ class Sizes:
     window if it differs from `rotary_base`; these layers then have no scaling either. With `no_rope_freq` n, every n-th layer
     rotates nothing. `softmax_scale` replaces the inverse root of the head size. `attention_sinks` gives every head a learned
     logit that takes part in the softmax and is then dropped.
+    `qk_layernorm_after_rope` normalizes queries and keys behind the rotation (Hunyuan). With `query_temperature_beta` b, a query
+    at position p is multiplied by 1 + b log(1 + floor(p / the original positions of YaRN)) (Ministral 3).
     `add_bias_linear` gives biases to the router and to all linear layers, QKV included; `add_qkv_bias` is then False.
 
     The feed-forward layer multiplies `activation` of a gate by an up projection; without `gated_linear_unit` there is no gate.
@@ -113,6 +115,8 @@ class Sizes:
     gated_linear_unit: bool = True
     normalization: Normalization = "RMSNorm"
     moe_shared_expert_gate: bool = False
+    query_temperature_beta: float = 0.0
+    qk_layernorm_after_rope: bool = False
 
     def __post_init__(self) -> None:
         sizes = ("num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "num_query_groups", "vocab_size")
@@ -124,7 +128,7 @@ class Sizes:
         check_numbers(self, "norm_epsilon", "rotary_base", "rotary_percent", "moe_router_topk_scaling_factor")
         check_numbers(self, "embedding_multiplier", "residual_multiplier", "logits_scaling")
         check_numbers(self, *(field for field in _OPTIONAL_NUMBERS if getattr(self, field) is not None))
-        check_numbers(self, "init_std", "moe_aux_loss_coeff", zero=True)
+        check_numbers(self, "init_std", "moe_aux_loss_coeff", "query_temperature_beta", zero=True)
         for field in _SWITCHES:
             if type(getattr(self, field)) is not bool:
                 raise TypeError(f"{field} is {getattr(self, field)!r:.40}, must be true or false")
@@ -170,6 +174,10 @@ class Sizes:
             )
         if self.sliding_window is None and (self.window_attn_skip_freq or self.local_rotary_base):
             raise BadConfig("layers with another window or rotary base than the others, but no window", "give sliding_window")
+        if self.query_temperature_beta and not isinstance(scaling, YarnScaling):
+            raise BadConfig("a temperature of queries needs YaRN's original positions", "give a rope_scaling of type yarn")
+        if self.qk_layernorm_after_rope and not self.qk_layernorm:
+            raise BadConfig("norms behind the rotation, and no norms of queries and keys", "give qk_layernorm")
         self._check_layer_style()
         latent = self.latent_attention
         if latent is None:
@@ -340,7 +348,7 @@ _OPTIONAL_NUMBERS = ("local_rotary_base", "softmax_scale", "attn_logit_softcappi
 _SWITCHES = (
     *("tie_embeddings", "add_qkv_bias", "qk_layernorm", "moe_router_pre_softmax", "moe_router_enable_expert_bias"),
     *("attention_sinks", "layernorm_zero_centered_gamma", "add_bias_linear", "gated_linear_unit"),
-    "moe_shared_expert_gate",
+    *("moe_shared_expert_gate", "qk_layernorm_after_rope"),
 )
 _WORDS = {
     "moe_router_score_function": ("softmax", "sigmoid"),

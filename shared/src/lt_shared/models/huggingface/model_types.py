@@ -21,8 +21,10 @@ from lt_shared.models.huggingface.glm4_moe import GLM4_MOE
 from lt_shared.models.huggingface.gpt2 import GPT2
 from lt_shared.models.huggingface.gpt_oss import GPT_OSS
 from lt_shared.models.huggingface.granite import GRANITE
+from lt_shared.models.huggingface.hunyuan import HUNYUAN_V1_DENSE
 from lt_shared.models.huggingface.llama import LLAMA, MISTRAL, MIXTRAL, QWEN2, QWEN3
 from lt_shared.models.huggingface.minimax_m2 import MINIMAX_M2
+from lt_shared.models.huggingface.ministral3 import MINISTRAL3, MISTRAL3
 from lt_shared.models.huggingface.olmo import OLMO2, OLMO3, OLMOE
 from lt_shared.models.huggingface.phi3 import PHI3, architecture_without_usual_factor
 from lt_shared.models.huggingface.qwen2_moe import QWEN2_MOE
@@ -33,6 +35,9 @@ from lt_shared.models.huggingface.smollm3 import SMOLLM3
 _ALL = (
     LLAMA,
     MISTRAL,
+    MINISTRAL3,
+    MISTRAL3,
+    HUNYUAN_V1_DENSE,
     QWEN2,
     QWEN3,
     MIXTRAL,

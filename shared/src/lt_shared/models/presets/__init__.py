@@ -14,7 +14,9 @@ from lt_shared.models.presets.gemma import GEMMA
 from lt_shared.models.presets.glm4_moe import GLM4_MOE
 from lt_shared.models.presets.gpt_oss import GPT_OSS
 from lt_shared.models.presets.granite import GRANITE
+from lt_shared.models.presets.hunyuan import HUNYUAN
 from lt_shared.models.presets.minimax_m2 import MINIMAX_M2
+from lt_shared.models.presets.ministral3 import MINISTRAL3
 from lt_shared.models.presets.olmo import OLMO
 from lt_shared.models.presets.phi3 import PHI3
 from lt_shared.models.presets.qwen3_moe import QWEN3_MOE
@@ -37,6 +39,8 @@ _ALL = (
     *UNROTATED,
     *ARCEE,
     *ADJACENT_PAIRS,
+    *MINISTRAL3,
+    *HUNYUAN,
 )
 PRESETS = {architecture.name: architecture for architecture in _ALL}
 

@@ -270,7 +270,10 @@ def _rope(run: Run) -> str:
     """Choose the kernel for RoPE, fused with the split into queries, keys and values, and with the norms of single heads."""
     model = run.architecture
     fits = model.family == "llama" and model.rotary_channels == model.kv_channels
-    if model.qk_layernorm:
+    if model.qk_layernorm_after_rope:
+        # The kernel splits and rotates, without the magnitude that a scaling may have in front of the norms.
+        fits = fits and model.rope_scaling is None
+    elif model.qk_layernorm:
         fits = fits and model.qk_layernorm_width == "head" and is_plain_rms_norm(model)
     return TRITON if run.layers.triton and fits and model.latent_attention is None else TORCH
 

@@ -9,8 +9,10 @@ from lt_convert.weights.families.glm4_moe import GLM4_MOE
 from lt_convert.weights.families.gpt2 import GPT2
 from lt_convert.weights.families.gpt_oss import GPT_OSS
 from lt_convert.weights.families.granite import GRANITE
+from lt_convert.weights.families.hunyuan import HUNYUAN_V1_DENSE
 from lt_convert.weights.families.llama import LLAMA
 from lt_convert.weights.families.minimax_m2 import MINIMAX_M2
+from lt_convert.weights.families.ministral3 import MINISTRAL3
 from lt_convert.weights.families.mixtral import MIXTRAL
 from lt_convert.weights.families.olmo import OLMO, OLMOE
 from lt_convert.weights.families.phi3 import PHI3
@@ -28,6 +30,9 @@ from lt_shared.models.architecture import Architecture
 FAMILIES = {
     "llama": LLAMA,
     "mistral": LLAMA,
+    "ministral3": MINISTRAL3,
+    "mistral3": MINISTRAL3,
+    "hunyuan_v1_dense": HUNYUAN_V1_DENSE,
     "qwen2": QWEN2,
     "qwen3": QWEN3,
     "gpt2": GPT2,

@@ -94,7 +94,8 @@ def _layer_words(model: Architecture) -> str:
 def _qk_norm_words(model: Architecture) -> str:
     if not model.qk_layernorm:
         return ""
-    return "norms of queries and keys" + (" over all heads" if model.qk_layernorm_width == "all_heads" else "")
+    place = " behind the rotation" if model.qk_layernorm_after_rope else ""
+    return "norms of queries and keys" + (" over all heads" if model.qk_layernorm_width == "all_heads" else "") + place
 
 
 def _factor_words(model: Architecture) -> list[str]:
@@ -104,7 +105,9 @@ def _factor_words(model: Architecture) -> list[str]:
         "layer outputs times": model.residual_multiplier,
         "logits divided by": model.logits_scaling,
     }
+    beta = model.query_temperature_beta
     return [
+        *([f"queries' temperature grows by {beta:g} log of the position"] if beta else []),
         *(f"{what} {factor:g}" for what, factor in factors.items() if factor != 1),
         *(f"{what} capped at {cap:g}" for what, cap in caps.items() if cap is not None),
     ]
