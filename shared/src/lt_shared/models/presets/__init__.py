@@ -7,6 +7,7 @@ from lt_shared.console import UsageError
 from lt_shared.models.architecture import Architecture
 from lt_shared.models.presets.adjacent_pairs import ADJACENT_PAIRS
 from lt_shared.models.presets.arcee import ARCEE
+from lt_shared.models.presets.cohere import COHERE
 from lt_shared.models.presets.deepseek import DEEPSEEK
 from lt_shared.models.presets.dense import DENSE
 from lt_shared.models.presets.dots1 import DOTS1
@@ -39,6 +40,7 @@ _ALL = (
     *UNROTATED,
     *ARCEE,
     *ADJACENT_PAIRS,
+    *COHERE,
     *MINISTRAL3,
     *HUNYUAN,
 )

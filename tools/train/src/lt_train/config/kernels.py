@@ -262,6 +262,7 @@ def is_plain_rms_norm(model: Architecture) -> bool:
 def _norm(run: Run) -> str:
     """Choose the kernel for the layers' norms, fused with the preceding residual addition."""
     fits = is_plain_rms_norm(run.architecture) and run.architecture.norm_placement == "pre"
+    fits = fits and not run.architecture.parallel_layers
     fits = fits and not run.layers.hidden_dropout and "mlp" not in run.memory.recomputed_modules
     return TRITON if run.layers.triton and fits else TORCH
 

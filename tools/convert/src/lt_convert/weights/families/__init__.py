@@ -2,6 +2,7 @@
 
 from lt_convert.weights.families.adjacent_pairs import ERNIE4_5, GLM, GLM4, HELIUM
 from lt_convert.weights.families.arcee import ARCEE, NEMOTRON, STARCODER2
+from lt_convert.weights.families.cohere import COHERE
 from lt_convert.weights.families.deepseek import DEEPSEEK
 from lt_convert.weights.families.exaone4 import EXAONE4
 from lt_convert.weights.families.gemma import GEMMA, GEMMA2, GEMMA3
@@ -14,7 +15,7 @@ from lt_convert.weights.families.llama import LLAMA
 from lt_convert.weights.families.minimax_m2 import MINIMAX_M2
 from lt_convert.weights.families.ministral3 import MINISTRAL3
 from lt_convert.weights.families.mixtral import MIXTRAL
-from lt_convert.weights.families.olmo import OLMO, OLMOE
+from lt_convert.weights.families.olmo import OLMO, OLMO1, OLMOE
 from lt_convert.weights.families.phi3 import PHI3
 from lt_convert.weights.families.qwen2 import QWEN2
 from lt_convert.weights.families.qwen2_moe import QWEN2_MOE
@@ -41,6 +42,9 @@ FAMILIES = {
     "qwen3_moe": QWEN3_MOE,
     "phi3": PHI3,
     "granite": GRANITE,
+    "cohere": COHERE,
+    "cohere2": COHERE,
+    "olmo": OLMO1,
     "olmo2": OLMO,
     "olmo3": OLMO,
     "olmoe": OLMOE,

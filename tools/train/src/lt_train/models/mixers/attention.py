@@ -57,6 +57,7 @@ class Attention(MegatronModule):  # type: ignore[misc]
         self.shared_heads = heads // groups if ranks > groups else None
         self.local_angles, self.rotates, self.rotates_by_kernel = local_angles, rotates, rotates_by_kernel
         self.magnitude = rope.rotated_magnitude(architecture)
+        self.limit = architecture.clip_qkv
         self.normalizes_rotated = architecture.qk_layernorm_after_rope
         self.temperature: tuple[float, int] | None = None
         if architecture.query_temperature_beta and isinstance(architecture.rope_scaling, YarnScaling):
@@ -88,6 +89,8 @@ class Attention(MegatronModule):  # type: ignore[misc]
         mixed, _ = self.linear_qkv(hidden_states)
         if self.shared_heads is not None:
             mixed = query_groups.gather_group(mixed, self.shared_heads, self.head_size)
+        if self.limit is not None:
+            mixed = mixed.clamp(-self.limit, self.limit)
         query, key, value = self._heads(mixed, angles)
         if self.temperature is not None:
             factors = rope.query_temperatures(*self.temperature, documents, len(query), query.device)

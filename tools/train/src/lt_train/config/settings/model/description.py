@@ -88,6 +88,8 @@ def _layer_words(model: Architecture) -> str:
     place = {"pre": "", "post": " behind the layers", "both": " before and behind the layers"}[model.norm_placement]
     gated = {"silu": "SwiGLU", "gelu_tanh": "GeGLU", "clamped_swiglu": "clamped SwiGLU"}
     activation = gated[model.activation] if model.is_gated else {"gelu_tanh": "GELU", "relu2": "squared ReLU"}[model.activation]
+    parameters = {"weight_and_bias": "", "weight": " without biases", "none": " without parameters"}[model.layernorm_parameters]
+    place += parameters + (", attention and MLP in parallel" if model.parallel_layers else "")
     return f"{model.normalization}{' times 1 + weight' if model.layernorm_zero_centered_gamma else ''}{place}, {activation}"
 
 
@@ -104,6 +106,7 @@ def _factor_words(model: Architecture) -> list[str]:
         "embeddings times": model.embedding_multiplier,
         "layer outputs times": model.residual_multiplier,
         "logits divided by": model.logits_scaling,
+        "queries, keys and values limited to": model.clip_qkv or 1,
     }
     beta = model.query_temperature_beta
     return [
