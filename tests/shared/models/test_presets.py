@@ -91,6 +91,7 @@ PUBLISHED = {
 }
 # Billions, of publishers that round.
 ROUNDED = {
+    "granite-4.0-micro": 3.40,
     "command-a": 111.06,
     "ministral3-3b": 3.43,
     "ministral3-8b": 8.49,

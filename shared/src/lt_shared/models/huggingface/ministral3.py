@@ -9,7 +9,6 @@ from lt_shared.console import BadConfig
 from lt_shared.models.architecture import Architecture
 from lt_shared.models.huggingface import config_fields
 from lt_shared.models.huggingface.config_fields import ModelType
-from lt_shared.models.rope_scaling import YarnScaling
 
 _NAME = "ministral3"
 BETA = "llama_4_scaling_beta"
@@ -41,16 +40,13 @@ def _read(config: dict[str, Any], name: str) -> Architecture:
     if len(betas) != 1:
         values = " and ".join(map(repr, betas)) or "missing"
         raise BadConfig(f"{name}: {BETA} is {values}, and transformers reads one value from rope_parameters")
-    architecture = config_fields.read(
+    return config_fields.read(
         config,
         name,
         _NAME,
         sliding_window=config.get("sliding_window"),
         query_temperature_beta=betas.pop(),
     )
-    if not isinstance(architecture.rope_scaling, YarnScaling):
-        raise BadConfig(f"{name}: a {_NAME} without YaRN, whose original positions its queries' temperature needs")
-    return architecture
 
 
 def _language_model(config: dict[str, Any]) -> dict[str, Any]:

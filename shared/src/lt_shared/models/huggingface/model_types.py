@@ -21,7 +21,7 @@ from lt_shared.models.huggingface.gemma import GEMMA, GEMMA2, GEMMA3, GEMMA3_TEX
 from lt_shared.models.huggingface.glm4_moe import GLM4_MOE
 from lt_shared.models.huggingface.gpt2 import GPT2
 from lt_shared.models.huggingface.gpt_oss import GPT_OSS
-from lt_shared.models.huggingface.granite import GRANITE
+from lt_shared.models.huggingface.granite import GRANITE, GRANITEMOE, GRANITEMOEHYBRID, GRANITEMOESHARED
 from lt_shared.models.huggingface.hunyuan import HUNYUAN_V1_DENSE
 from lt_shared.models.huggingface.llama import LLAMA, MISTRAL, MIXTRAL, QWEN2, QWEN3
 from lt_shared.models.huggingface.minimax_m2 import MINIMAX_M2
@@ -46,6 +46,9 @@ _ALL = (
     QWEN3_MOE,
     PHI3,
     GRANITE,
+    GRANITEMOE,
+    GRANITEMOESHARED,
+    GRANITEMOEHYBRID,
     COHERE,
     COHERE2,
     OLMO,

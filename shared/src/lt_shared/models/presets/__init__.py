@@ -37,12 +37,12 @@ _ALL = (
     *DOTS1,
     *MINIMAX_M2,
     *SEED_OSS,
+    *MINISTRAL3,
+    *HUNYUAN,
+    *COHERE,
     *UNROTATED,
     *ARCEE,
     *ADJACENT_PAIRS,
-    *COHERE,
-    *MINISTRAL3,
-    *HUNYUAN,
 )
 PRESETS = {architecture.name: architecture for architecture in _ALL}
 

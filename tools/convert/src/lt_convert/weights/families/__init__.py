@@ -9,7 +9,7 @@ from lt_convert.weights.families.gemma import GEMMA, GEMMA2, GEMMA3
 from lt_convert.weights.families.glm4_moe import GLM4_MOE
 from lt_convert.weights.families.gpt2 import GPT2
 from lt_convert.weights.families.gpt_oss import GPT_OSS
-from lt_convert.weights.families.granite import GRANITE
+from lt_convert.weights.families.granite import GRANITE, GRANITE4
 from lt_convert.weights.families.hunyuan import HUNYUAN_V1_DENSE
 from lt_convert.weights.families.llama import LLAMA
 from lt_convert.weights.families.minimax_m2 import MINIMAX_M2
@@ -42,6 +42,9 @@ FAMILIES = {
     "qwen3_moe": QWEN3_MOE,
     "phi3": PHI3,
     "granite": GRANITE,
+    "granitemoe": GRANITE4,
+    "granitemoeshared": GRANITE4,
+    "granitemoehybrid": GRANITE4,
     "cohere": COHERE,
     "cohere2": COHERE,
     "olmo": OLMO1,
