@@ -1,4 +1,4 @@
-"""Read a dataset through memory maps. It checks the sizes of both files; Megatron's reader does not."""
+"""Read a dataset through memory maps. It checks the sizes of the .bin and the .idx; Megatron's reader does not."""
 
 import os
 from typing import Any, cast
@@ -21,7 +21,7 @@ class Reader:
     `document_indices` int64 [D + 1].
 
     `thorough` checks that every sequence starts where the one before it ends, which takes 2 s for 100 million sequences; without
-    it only the sizes of both files are checked. With `remote` the .bin may be an object on a store (`remote_bin`), and then
+    it only the two files' sizes are checked. With `remote` the .bin may be an object on a store (`remote_bin`), and then
     `tokens` are RemoteTokens, which support only a part of NumPy's array interface.
 
     Raises: NoInput when a file is missing, BadData when the pair is malformed or truncated.
