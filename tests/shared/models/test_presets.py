@@ -76,6 +76,10 @@ PUBLISHED = {
     "glm-4.5": 352_797_814_784,
     "glm-4.5-air": 106_852_245_504,
     "olmoe-1b-7b": 6_919_161_856,
+    "command-r7b": 8_028_033_024,
+    "olmo-1b": 1_176_764_416,
+    "olmo-7b": 6_888_095_744,
+    "olmo-7b-0724": 6_888_095_744,
     "gemma-2b": 2_506_172_416,
     "gemma-7b": 8_537_680_896,
     "smollm3-3b": 3_075_098_624,
@@ -87,6 +91,13 @@ PUBLISHED = {
 }
 # Billions, of publishers that round.
 ROUNDED = {
+    "granite-4.0-micro": 3.40,
+    "command-a": 111.06,
+    "ministral3-3b": 3.43,
+    "ministral3-8b": 8.49,
+    "ministral3-14b": 13.5,
+    "hunyuan-1.8b": 1.79,
+    "hunyuan-7b": 7.50,
     "glm-4.7-flash": 29.9,
     "dots.llm1": 143,
     "minimax-m2": 229,

@@ -9,6 +9,7 @@ from lt_shared.console import UsageError
 from lt_shared.models.architecture import Architecture
 from lt_shared.models.presets.adjacent_pairs import ADJACENT_PAIRS
 from lt_shared.models.presets.arcee import ARCEE
+from lt_shared.models.presets.cohere import COHERE
 from lt_shared.models.presets.deepseek import DEEPSEEK
 from lt_shared.models.presets.dense import DENSE
 from lt_shared.models.presets.dots1 import DOTS1
@@ -16,7 +17,9 @@ from lt_shared.models.presets.gemma import GEMMA
 from lt_shared.models.presets.glm4_moe import GLM4_MOE
 from lt_shared.models.presets.gpt_oss import GPT_OSS
 from lt_shared.models.presets.granite import GRANITE
+from lt_shared.models.presets.hunyuan import HUNYUAN
 from lt_shared.models.presets.minimax_m2 import MINIMAX_M2
+from lt_shared.models.presets.ministral3 import MINISTRAL3
 from lt_shared.models.presets.olmo import OLMO
 from lt_shared.models.presets.phi3 import PHI3
 from lt_shared.models.presets.qwen3_moe import QWEN3_MOE
@@ -36,6 +39,9 @@ _ALL = (
     *DOTS1,
     *MINIMAX_M2,
     *SEED_OSS,
+    *MINISTRAL3,
+    *HUNYUAN,
+    *COHERE,
     *UNROTATED,
     *ARCEE,
     *ADJACENT_PAIRS,
