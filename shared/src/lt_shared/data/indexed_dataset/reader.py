@@ -6,7 +6,7 @@ from typing import Any, cast
 import numpy as np
 import numpy.typing as npt
 
-from lt_shared.console import BadData, NoInput
+from lt_shared.console import BadData, NoInput, suggestions
 from lt_shared.data.indexed_dataset.layout import DTYPE_CODES, HEADER, MAGIC, VERSION, bin_path, idx_path
 from lt_shared.data.indexed_dataset.remote_bin import RemoteBin, RemoteTokens, record_path
 from lt_shared.files import storage
@@ -122,4 +122,7 @@ def hint_for_missing(prefix: str) -> str:
         return f"did you mean {prefix}_text_document?"
     if os.path.isfile(prefix):
         return f"that is no dataset; for text: lt-preprocess {prefix} --tokenizer TOKENIZER --append-eod -o PREFIX"
+    alike = suggestions.nearest_file(idx_path(prefix))
+    if alike is not None and alike.endswith(".idx"):
+        return f"did you mean {alike.removesuffix('.idx')}?"
     return "a dataset is PREFIX.bin and PREFIX.idx"
