@@ -94,10 +94,11 @@ class Router(TopKRouter):  # type: ignore[misc]
         # The kernel adds up the probabilities of all its tokens.
         is_plain = is_plain and config.moe_router_load_balancing_type in (BATCH, NONE)
         self.in_bfloat16, self.by_kernel = in_bfloat16, by_kernel and chooses_by_logits and is_plain
-        if group_score_topk:
-            self.router_replay = GroupLimitedTopk(group_score_topk)
-        elif config.moe_router_enable_expert_bias and config.moe_router_score_function == "softmax":
-            self.router_replay = BiasedTopk(self)
+        choice: GroupLimitedTopk | BiasedTopk | None = GroupLimitedTopk(group_score_topk) if group_score_topk else None
+        if config.moe_router_enable_expert_bias and config.moe_router_score_function == "softmax":
+            choice = BiasedTopk(self)
+        if choice is not None:
+            self.router_replay = choice
 
     def gating(self, tokens: Tensor) -> Tensor:
         """Return float32 logits [..., experts] for `tokens` [..., h].
