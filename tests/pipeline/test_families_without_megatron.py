@@ -58,6 +58,8 @@ ARCHITECTURES = {
     "granitemoeshared": small("tiny-granitemoeshared"),
     "granite4": small("tiny-granite4"),
     "granite4-moe": small("tiny-granitemoeshared", model_type="granitemoehybrid"),
+    "ernie4.5-moe": small("tiny-ernie4.5-moe", moe_ffn_hidden_size=48, moe_shared_expert_intermediate_size=96),
+    "hunyuan-moe": small("tiny-hunyuan-moe", moe_shared_expert_intermediate_size=96),
     "cohere": small("tiny-cohere"),
     "cohere2": small("tiny-cohere2", sliding_window=WINDOW),
     "olmo": small("tiny-olmo", clip_qkv=1.0),

@@ -17,8 +17,10 @@ FAMILIES: dict[str, tuple[str, ...]] = {
     "cohere2": ("--num-layers", "4", "--window-size", "15,0"),
     "olmo": (),
     "smollm3": ("--num-layers", "4"),
-    "qwen2-moe": (),
+    # As many layers as ERNIE: megatron-core's tracker of auxiliary losses keeps the size of a process's first run.
+    "qwen2-moe": ("--num-layers", "4"),
     "arcee": (),
+    "ernie4.5-moe": ("--num-layers", "4"),
     "starcoder2": ("--window-size", "15,0"),
 }
 TENSOR = ("--tensor-model-parallel-size", "2")
@@ -33,7 +35,8 @@ LAYOUTS: dict[str, tuple[str, ...]] = {
 # Ministral 3's temperature depends on the position, which context-parallel ranks share out; Hunyuan has weights behind the
 # rotation that tensor-parallel ranks hold whole; Cohere's block gives one input to two column-parallel layers; OLMo's norms have
 # no parameters that a rank could sum; SmolLM3 counts its layers without RoPE across stages; Qwen2-MoE's gate has weights that all
-# ranks hold; Arcee's MLP has one matrix where others have two; StarCoder 2 has biases behind sums over ranks.
+# ranks hold; ERNIE's router has biases of all experts; Arcee's MLP has one matrix where others have two; StarCoder 2 has biases
+# behind sums over ranks.
 TRAINED = sampled(
     {
         "ministral3": ("tp2", "pp2", "cp2"),
@@ -44,6 +47,7 @@ TRAINED = sampled(
         "qwen2-moe": ("sp2", "ep2"),
         "arcee": ("tp2",),
         "starcoder2": ("sp2",),
+        "ernie4.5-moe": ("sp2", "pp2", "ep2"),
     },
     "ministral3",
 )

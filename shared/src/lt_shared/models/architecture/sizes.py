@@ -244,8 +244,15 @@ class Sizes:
             object.__setattr__(self, "moe_ffn_hidden_size", None)
         if self.moe_shared_expert_gate and not self.moe_shared_expert_intermediate_size:
             raise BadConfig("a gate of the shared expert, and no shared expert", "give moe_shared_expert_intermediate_size")
-        if self.moe_router_enable_expert_bias and self.moe_router_score_function != "sigmoid":
-            raise BadConfig("biases that balance experts need sigmoid scores", "give moe_router_score_function sigmoid")
+        # ERNIE 4.5 chooses experts by the biased probabilities, and weighs the chosen ones by a softmax over them.
+        is_softmax_over_all = self.moe_router_score_function == "softmax" and bool(
+            self.moe_router_pre_softmax or self.moe_router_num_groups
+        )
+        if self.moe_router_enable_expert_bias and is_softmax_over_all:
+            raise BadConfig(
+                "biases that balance experts with a softmax over all experts, or with groups",
+                "give moe_router_score_function sigmoid",
+            )
         if self.moe_router_score_function == "sigmoid":
             # Megatron always normalises sigmoids over the chosen experts, whatever the setting says.
             object.__setattr__(self, "moe_router_pre_softmax", False)

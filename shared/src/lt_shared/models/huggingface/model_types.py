@@ -16,13 +16,14 @@ from lt_shared.models.huggingface.cohere import COHERE, COHERE2
 from lt_shared.models.huggingface.config_fields import ModelType
 from lt_shared.models.huggingface.deepseek import DEEPSEEK_V2, DEEPSEEK_V3, GLM4_MOE_LITE, KIMI_K2
 from lt_shared.models.huggingface.dots1 import DOTS1
+from lt_shared.models.huggingface.ernie4_5_moe import ERNIE4_5_MOE
 from lt_shared.models.huggingface.exaone4 import EXAONE4
 from lt_shared.models.huggingface.gemma import GEMMA, GEMMA2, GEMMA3, GEMMA3_TEXT
 from lt_shared.models.huggingface.glm4_moe import GLM4_MOE
 from lt_shared.models.huggingface.gpt2 import GPT2
 from lt_shared.models.huggingface.gpt_oss import GPT_OSS
 from lt_shared.models.huggingface.granite import GRANITE, GRANITEMOE, GRANITEMOEHYBRID, GRANITEMOESHARED
-from lt_shared.models.huggingface.hunyuan import HUNYUAN_V1_DENSE
+from lt_shared.models.huggingface.hunyuan import HUNYUAN_V1_DENSE, HUNYUAN_V1_MOE
 from lt_shared.models.huggingface.llama import LLAMA, MISTRAL, MIXTRAL, QWEN2, QWEN3
 from lt_shared.models.huggingface.minimax_m2 import MINIMAX_M2
 from lt_shared.models.huggingface.ministral3 import MINISTRAL3, MISTRAL3
@@ -39,6 +40,7 @@ _ALL = (
     MINISTRAL3,
     MISTRAL3,
     HUNYUAN_V1_DENSE,
+    HUNYUAN_V1_MOE,
     QWEN2,
     QWEN3,
     MIXTRAL,
@@ -64,6 +66,7 @@ _ALL = (
     EXAONE4,
     HELIUM,
     ERNIE4_5,
+    ERNIE4_5_MOE,
     GLM,
     GLM4,
     GEMMA,

@@ -85,6 +85,8 @@ def absent_in_megatron(architecture: Architecture) -> list[str]:
         absent.append(f"its RoPE scaling ({scaling}): Megatron has constants for every RoPE scaling parameter but the factor")
     if architecture.latent_attention and architecture.norm_epsilon != LATENT_NORM_EPSILON:
         absent.append(f"the epsilon of its latents' norms, {LATENT_NORM_EPSILON}: Megatron takes the model's")
+    if architecture.moe_router_enable_expert_bias and architecture.moe_router_score_function == "softmax":
+        absent.append("its router's biases: Megatron adds them to sigmoid scores only")
     if architecture.rotary_base != int(architecture.rotary_base):
         absent.append(f"its rotary base of {architecture.rotary_base}: Megatron's is a whole number")
     changed_fields = [
