@@ -43,6 +43,7 @@ ARCHITECTURES = {
     "smollm3": small("tiny-smollm3"),
     "exaone4": small("tiny-exaone4", sliding_window=WINDOW),
     "arcee": small("tiny-arcee"),
+    "apertus": small("tiny-apertus"),
     "nemotron": small("tiny-nemotron"),
     "starcoder2": small("tiny-starcoder2", sliding_window=WINDOW),
     "helium": small("tiny-helium"),

@@ -94,6 +94,8 @@ ROUNDED = {
     "granite-4.0-micro": 3.40,
     "ernie-4.5-21b-a3b": 21.8,
     "ernie-4.5-300b-a47b": 299.5,
+    "apertus-8b": 8.05,
+    "apertus-70b": 70.6,
     "command-a": 111.06,
     "ministral3-3b": 3.43,
     "ministral3-8b": 8.49,

@@ -17,7 +17,8 @@ Family = Literal["gpt", "llama"]
 NormPlacement = Literal["pre", "post", "both"]
 # The feed-forward layer's activation: SiLU, GELU by hyperbolic tangent, the square of ReLU, or gpt-oss's x * sigmoid(1.702 x),
 # which clamps gates to at most 7 and up projections to between -7 and 7, and then adds 1 to the latter.
-Activation = Literal["silu", "gelu_tanh", "relu2", "clamped_swiglu"]
+# xIELU (arXiv:2411.13010) has two learned numbers in each layer, and no gates.
+Activation = Literal["silu", "gelu_tanh", "relu2", "clamped_swiglu", "xielu"]
 Normalization = Literal["RMSNorm", "LayerNorm"]
 # What LayerNorm multiplies and adds: both, a weight alone (Cohere), or nothing (OLMo 1).
 LayerNormParameters = Literal["weight_and_bias", "weight", "none"]
@@ -201,7 +202,7 @@ class Sizes:
 
     def _check_layer_style(self) -> None:
         """Raises BadConfig for activations and norms that no model here combines."""
-        if self.gated_linear_unit == (self.activation == "relu2"):
+        if self.gated_linear_unit == (self.activation in ("relu2", "xielu")):
             gates = "gates" if self.gated_linear_unit else "no gates"
             if self.activation != "gelu_tanh":
                 raise BadConfig(f"{self.activation} with {gates}: no model here has both")
@@ -377,7 +378,7 @@ _WORDS = {
     "moe_router_score_function": ("softmax", "sigmoid"),
     "qk_layernorm_width": ("head", "all_heads"),
     "norm_placement": ("pre", "post", "both"),
-    "activation": ("silu", "gelu_tanh", "relu2", "clamped_swiglu"),
+    "activation": ("silu", "gelu_tanh", "relu2", "clamped_swiglu", "xielu"),
     "normalization": ("RMSNorm", "LayerNorm"),
     "layernorm_parameters": ("weight_and_bias", "weight", "none"),
 }

@@ -11,6 +11,7 @@ from lt_shared.models import quantization
 from lt_shared.models.architecture import Architecture
 from lt_shared.models.huggingface import unsupported
 from lt_shared.models.huggingface.adjacent_pairs import ERNIE4_5, GLM, GLM4, HELIUM
+from lt_shared.models.huggingface.apertus import APERTUS
 from lt_shared.models.huggingface.arcee import ARCEE, NEMOTRON, STARCODER2
 from lt_shared.models.huggingface.cohere import COHERE, COHERE2
 from lt_shared.models.huggingface.config_fields import ModelType
@@ -62,6 +63,7 @@ _ALL = (
     SMOLLM3,
     ARCEE,
     NEMOTRON,
+    APERTUS,
     STARCODER2,
     EXAONE4,
     HELIUM,

@@ -96,9 +96,16 @@ def _mlp(architecture: Architecture, on_cpu: bool) -> dict[str, Any]:
     if architecture.activation == "relu2":
         # megatron-core has no kernel that adds a bias to it.
         return {**fields, "activation_func": squared_relu, "bias_activation_fusion": False}
+    if architecture.activation == "xielu":
+        # `Pattern` gives a layer its module; megatron-core's layers, which have no such activation, get none.
+        return {**fields, "activation_func": _unknown_activation, "bias_activation_fusion": False}
     is_silu = is_gated and architecture.activation == "silu"
     activation = torch.nn.functional.silu if is_silu else _gelu(on_cpu)
     return {**fields, "activation_func": activation, "bias_activation_fusion": not on_cpu}
+
+
+def _unknown_activation(hidden: torch.Tensor) -> torch.Tensor:
+    raise AssertionError("megatron-core has no xIELU")
 
 
 def _gelu(on_cpu: bool) -> Callable[[torch.Tensor], torch.Tensor]:

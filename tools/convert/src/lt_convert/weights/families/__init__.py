@@ -1,6 +1,7 @@
 """The model families: one module each, with its canonical tensors and a table for every format that has such models."""
 
 from lt_convert.weights.families.adjacent_pairs import ERNIE4_5, GLM, GLM4, HELIUM
+from lt_convert.weights.families.apertus import APERTUS
 from lt_convert.weights.families.arcee import ARCEE, NEMOTRON, STARCODER2
 from lt_convert.weights.families.cohere import COHERE
 from lt_convert.weights.families.deepseek import DEEPSEEK
@@ -58,6 +59,7 @@ FAMILIES = {
     "smollm3": SMOLLM3,
     "arcee": ARCEE,
     "nemotron": NEMOTRON,
+    "apertus": APERTUS,
     "starcoder2": STARCODER2,
     "exaone4": EXAONE4,
     "helium": HELIUM,
