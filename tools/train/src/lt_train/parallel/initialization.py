@@ -16,7 +16,7 @@ from megatron.core.dist_checkpointing.dict_utils import nested_values
 from megatron.core.dist_checkpointing.mapping import ShardedTensor, apply_factories
 from megatron.core.transformer.module import MegatronModule
 
-from lt_shared.models.architecture import Architecture
+from lt_shared.models.architecture import Architecture, mlps
 from lt_train.process.device import CPU
 
 RESIDUAL_OUTPUTS = ("linear_proj.weight", "linear_fc2.weight")
@@ -40,12 +40,17 @@ def initialize(tensors: Iterable[ShardedTensor], architecture: Architecture, see
     """Fill every tensor in place: normal with the architecture's deviation, divided by sqrt(2 x layers) for the matrices that
     write to the residual stream (as in GPT-2), and by sqrt(`width_multiplier`) for all matrices of layers (muP).
 
-    Norms become one, or zero if the layer adds one. Biases and padded vocabulary rows become zero.
+    Norms become one, or zero if the layer adds one. Biases and padded vocabulary rows become zero. The numbers of xIELU get their
+    first values.
     """
     norm = 0.0 if architecture.layernorm_zero_centered_gamma else 1.0
     for tensor in tensors:
         layer_axes = tensor.prepend_axis_num
         shape, offset = tensor.global_shape[layer_axes:], tensor.global_offset[layer_axes:]
+        constant = mlps.XIELU_NUMBERS.get(tensor.key.rpartition(".")[2])
+        if constant is not None:
+            tensor.data.fill_(constant)
+            continue
         if len(shape) == 1:
             tensor.data.fill_(norm if tensor.key.endswith(("norm.weight", "norm_weight")) else 0.0)
             continue
