@@ -177,7 +177,7 @@ def find_word(cache: WordCache, set_address: int, low: np.uint64, high: np.uint6
     second = (load64(set_address + 32) ^ low) | ((load64(set_address + 40) ^ high) & _KEY)
     if (first != 0) & (second != 0):
         return 0
-    entry = set_address + (np.int64(first != 0) << 5)
+    entry = set_address + _ENTRY_BYTES * signed(first != 0)
     store64(output, load64(entry + 16))
     store64(output + 8, load64(entry + 24))
     count = signed(load64(entry + 8) >> _COUNT_SHIFT)
