@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from lt_shared.console import BadConfig
+from lt_shared.models.architecture.gated_delta import GatedDelta
 from lt_shared.models.architecture.latent_attention import LatentAttention
 from lt_shared.models.rope_scaling import AnyScaling, LongRopeScaling, check_counts, check_numbers
 
@@ -24,7 +25,7 @@ ScoreFunction = Literal["softmax", "sigmoid"]
 # Norms of queries and keys: per head, or over all heads at once (OLMo 2).
 QkNorm = Literal["head", "all_heads"]
 # Kinds of mixers (`lt_shared.models.architecture.mixers`).
-ATTENTION, LATENT_ATTENTION = "attention", "latent_attention"
+ATTENTION, LATENT_ATTENTION, GATED_DELTA = "attention", "latent_attention", "gated_delta"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,7 +36,8 @@ class Sizes:
     `window_attn_skip_freq` n, every n-th layer has no window. `local_rotary_base` is the rotary base of the layers with a
     window if it differs from `rotary_base`; these layers then have no scaling either. With `no_rope_freq` n, every n-th layer
     rotates nothing. `softmax_scale` replaces the inverse root of the head size. `attention_sinks` gives every head a learned
-    logit that takes part in the softmax and is then dropped.
+    logit that takes part in the softmax and is then dropped. With `attention_output_gate`, every channel of attention's output is
+    multiplied by the sigmoid of a projection. The layers of `gated_delta` have a recurrent state in place of attention.
     `add_bias_linear` gives biases to the router and to all linear layers, QKV included; `add_qkv_bias` is then False.
 
     The feed-forward layer multiplies `activation` of a gate by an up projection; without `gated_linear_unit` there is no gate.
@@ -113,6 +115,8 @@ class Sizes:
     gated_linear_unit: bool = True
     normalization: Normalization = "RMSNorm"
     moe_shared_expert_gate: bool = False
+    attention_output_gate: bool = False
+    gated_delta: GatedDelta | None = None
 
     def __post_init__(self) -> None:
         sizes = ("num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "num_query_groups", "vocab_size")
@@ -171,6 +175,7 @@ class Sizes:
         if self.sliding_window is None and (self.window_attn_skip_freq or self.local_rotary_base):
             raise BadConfig("layers with another window or rotary base than the others, but no window", "give sliding_window")
         self._check_layer_style()
+        self._check_gated_delta()
         latent = self.latent_attention
         if latent is None:
             return
@@ -180,9 +185,28 @@ class Sizes:
                 f"not {self.num_query_groups} groups of {self.kv_channels}",
             )
         excluded = ("add_qkv_bias", "qk_layernorm", "sliding_window", "attention_sinks", "add_bias_linear", "no_rope_freq")
+        excluded += ("attention_output_gate", "gated_delta")
         both = [field for field in excluded if getattr(self, field)]
         if both:
             raise BadConfig(f"latent attention with {', '.join(both)}: no model here has both")
+
+    def _check_gated_delta(self) -> None:
+        """Raises BadConfig for layers that are not in the model, and for features that no model combines with the parts."""
+        excluded = ("add_qkv_bias", "add_bias_linear", "attention_sinks")
+        if self.gated_delta is not None:
+            layers = self.gated_delta.layers
+            if layers[-1] >= self.num_layers or len(layers) == self.num_layers:
+                raise BadConfig(
+                    f"gated delta in the layers {list(layers)!r:.80} of a model of {self.num_layers} layers",
+                    "give layers of the model, counted from 0, and leave one for attention",
+                )
+            excluded += ("sliding_window", "no_rope_freq")
+            if self.norm_placement != "pre" or self.normalization != "RMSNorm":
+                raise BadConfig(f"gated delta with {self.normalization} in the place {self.norm_placement}: no model here has both")
+        both = [field for field in excluded if getattr(self, field)]
+        if both and (self.gated_delta or self.attention_output_gate):
+            part = "gated delta" if self.gated_delta else "an output gate of attention"
+            raise BadConfig(f"{part} with {', '.join(both)}: no model here has both")
 
     def _check_layer_style(self) -> None:
         """Raises BadConfig for activations and norms that no model here combines."""
@@ -284,7 +308,11 @@ class Sizes:
     @functools.cached_property
     def mixers(self) -> Mapping[str, Sequence[int]]:
         """The layers, from 0, that have each kind of mixer; the kinds are keys of `mixers.MIXERS`."""
-        return {LATENT_ATTENTION if self.latent_attention else ATTENTION: range(self.num_layers)}
+        attention = LATENT_ATTENTION if self.latent_attention else ATTENTION
+        if self.gated_delta is None:
+            return {attention: range(self.num_layers)}
+        layers = self.gated_delta.layers
+        return {GATED_DELTA: layers, attention: [layer for layer in range(self.num_layers) if layer not in layers]}
 
     def mixer(self, layer: int) -> str:
         """The kind of mixer of a layer. Multi-token prediction layers, from `num_layers` on, have the kind that is named last."""
@@ -341,6 +369,7 @@ _SWITCHES = (
     *("tie_embeddings", "add_qkv_bias", "qk_layernorm", "moe_router_pre_softmax", "moe_router_enable_expert_bias"),
     *("attention_sinks", "layernorm_zero_centered_gamma", "add_bias_linear", "gated_linear_unit"),
     "moe_shared_expert_gate",
+    "attention_output_gate",
 )
 _WORDS = {
     "moe_router_score_function": ("softmax", "sigmoid"),
