@@ -14,8 +14,8 @@ class Mixer(NamedTuple):
     count in `divided`. A count in `shared` may also be smaller and divide the number of ranks: then several ranks hold each unit.
 
     With `has_scores`, the mixer multiplies queries and keys for all pairs of tokens. Without `splits_samples`, a rank needs whole
-    samples, and there is no context parallelism. `products` counts the multiplications of a token that no weight takes part in, and
-    that do not depend on the length of a sample.
+    samples, and there is no context parallelism. `products` counts a token's multiplications without a weight that do
+    not depend on the length of a sample.
     """
 
     weights: Callable[[Sizes], int]

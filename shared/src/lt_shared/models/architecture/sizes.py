@@ -202,7 +202,9 @@ class Sizes:
                 )
             excluded += ("sliding_window", "no_rope_freq")
             if self.norm_placement != "pre" or self.normalization != "RMSNorm":
-                raise BadConfig(f"gated delta with {self.normalization} in the place {self.norm_placement}: no model here has both")
+                raise BadConfig(
+                    f"gated delta with {self.normalization} in the place {self.norm_placement}: no model here has both"
+                )
         both = [field for field in excluded if getattr(self, field)]
         if both and (self.gated_delta or self.attention_output_gate):
             part = "gated delta" if self.gated_delta else "an output gate of attention"

@@ -49,5 +49,5 @@ def read(config: dict[str, Any], name: str) -> GatedDelta:
             raise BadConfig(f"{name}: layer {layer} in layer_types is {kind!r:.40}, known here are {LINEAR} and {FULL}")
     layers = tuple(layer for layer, kind in enumerate(types) if kind == LINEAR)
     if not layers or len(layers) == count:
-        raise BadConfig(f"{name}: all layers in layer_types are {types[0] if types else 'missing'}, and models here have both types")
+        raise BadConfig(f"{name}: all layers are {types[0] if types else 'missing'}, and models here have {LINEAR} and {FULL}")
     return GatedDelta(layers, **{size: config[size] for size in SIZES})

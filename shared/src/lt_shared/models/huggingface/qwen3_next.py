@@ -52,6 +52,4 @@ _DEFAULTS = {
     "moe_intermediate_size": 512,
     "shared_expert_intermediate_size": 512,
 }
-QWEN3_NEXT = ModelType(
-    _NAME, "Qwen3NextForCausalLM", _write, _read, defaults=_DEFAULTS, layer_types=gated_delta.layer_types
-)
+QWEN3_NEXT = ModelType(_NAME, "Qwen3NextForCausalLM", _write, _read, defaults=_DEFAULTS, layer_types=gated_delta.layer_types)

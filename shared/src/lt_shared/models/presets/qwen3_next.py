@@ -1,4 +1,4 @@
-"""Qwen3-Next: gated delta in three of four layers, gated attention in the fourth, 512 experts and a shared one; and a tiny one."""
+"""Qwen3-Next: gated delta in three of four layers, gated attention in the fourth, 512 experts and a shared one."""
 
 import dataclasses
 

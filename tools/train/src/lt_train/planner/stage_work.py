@@ -79,7 +79,8 @@ def model_work(model: Architecture, seq_length: int, recompute: Recompute | None
 def _layer_work(model: Architecture, seq_length: int, layer: int, more_weights: int, repeats: bool) -> Work:
     """Count a layer's work as `Architecture.flops_per_token` does: attention over the causal half, and twice as much backward.
 
-    Attention and a recurrent state have no weights. `more_weights` are added to the layer's; with `repeats` the forward pass is computed twice.
+    Attention and a recurrent state have no weights. `more_weights` are added to the layer's; with `repeats` the forward pass is
+    computed twice.
     """
     weights = model.mixer_weights(layer) + model.mlp_weights(layer, model.moe_router_topk) + more_weights
     attention = (model.query_size + model.value_size) * scored_pairs(model, layer, seq_length) / seq_length

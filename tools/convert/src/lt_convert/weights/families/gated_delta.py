@@ -1,8 +1,9 @@
 """The tensors of gated delta layers, and of attention with an output gate, as Qwen3-Next has both.
 
-torch_dist stores queries, keys, values, output gates (z), betas and alphas of the input projection as tensors of their own, so that
-tensor-parallel ranks divide the heads of each; the convolution's weights likewise. The names are megatron-core's, but for the norm
-of the output: megatron-core adds 1 to its weight if it does so in all norms (`apply_layernorm_1p`), and no published model does.
+torch_dist stores queries, keys, values, output gates (z), betas and alphas of the input projection as tensors of their own,
+because tensor-parallel ranks divide the heads of each; the convolution's weights likewise. The names are megatron-core's, but for
+the norm of the output, `gated_norm`: megatron-core adds 1 to the weight of its `out_norm` if it does so in all norms
+(`apply_layernorm_1p`), and no published model does.
 Megatron's legacy format and TorchTitan have no such layers.
 """
 
@@ -127,9 +128,7 @@ MEGATRON_TABLE: Table = {
     f"{MEGATRON_MIXER}in_proj.layer_norm_weight": Rows(f"{DELTA_LAYER}input_layernorm.weight"),
     f"{MEGATRON_MIXER}dt_bias": Rows(f"{MIXER}dt_bias"),
     f"{MEGATRON_MIXER}A_log": Rows(f"{MIXER}A_log"),
-    **{
-        f"{MEGATRON_MIXER}conv1d.weight.{part}": Part(f"{MIXER}conv1d.weight", CONVOLVED, part) for part in CONVOLVED
-    },
+    **{f"{MEGATRON_MIXER}conv1d.weight.{part}": Part(f"{MIXER}conv1d.weight", CONVOLVED, part) for part in CONVOLVED},
     f"{MEGATRON_MIXER}gated_norm.weight": Rows(f"{MIXER}norm.weight"),
     f"{MEGATRON_MIXER}out_proj.weight": Rows(f"{MIXER}out_proj.weight"),
 }

@@ -5,8 +5,8 @@ heads; biases; RoPE in every channel or in some, with a separate base in layers 
 attention handles windows, sinks and soft caps (`mixers/core_attention.py`, `mixers/flash_attention.py`).
 
 The weights have megatron-core's names: `linear_qkv` [groups x (heads per group + 2) x d, h], with the queries of a group before
-its key and value, and `linear_proj` [h, heads x d]. With output gates (Qwen3-Next), the gates of a group lie between its queries and
-its key. If there are more tensor-parallel ranks than groups, the ranks that share a group exchange the output of `linear_qkv`
+its key and value, and `linear_proj` [h, heads x d]. With output gates (Qwen3-Next), the gates of a group lie between its queries
+and its key. If there are more tensor-parallel ranks than groups, the ranks that share a group exchange the output of `linear_qkv`
 (`lt_train.parallel.query_groups`).
 """
 

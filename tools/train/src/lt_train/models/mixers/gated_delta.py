@@ -5,8 +5,8 @@
     mixed = delta rule(queries, keys, values, decay exp(-exp(A_log) softplus(alpha + dt_bias)), strength sigmoid(beta))
     output = out_proj(norm(mixed) silu(gates))
 
-Parameters have the names and checkpoint shards of megatron-core's GatedDeltaNet, but the norm is `gated_norm`, whose weight has no 1
-added in any model. Tensor-parallel ranks divide the heads. A rank needs whole samples.
+Parameters have the names and checkpoint shards of megatron-core's GatedDeltaNet, but for `gated_norm`, to whose weight no model
+adds 1 (megatron-core's `out_norm` does if the other norms do). Tensor-parallel ranks divide the heads, and need whole samples.
 """
 
 from collections.abc import Mapping
@@ -32,8 +32,8 @@ from lt_train.ops.gated_delta_rule import gated_delta_rule
 class GatedDeltaNet(MegatronModule):  # type: ignore[misc]
     """Mix hidden states [s, b, h] of whole samples; needs no positions.
 
-    `local` has the sizes of this rank's heads. The backward pass computes the delta rule again: its matrices between the tokens of
-    a chunk would take twice as much memory as the rest of a layer.
+    The backward pass computes the delta rule again, because the matrices between the tokens of a chunk take more memory than all
+    other activations of the layer.
     """
 
     def __init__(self, config: TransformerConfig, sizes: GatedDelta, linears: Linears):
@@ -165,7 +165,8 @@ def split_rows(whole: ShardedTensor, rows: Mapping[str, int]) -> ShardedTensorFa
         assert flattened_range is None, "flat shards have no rows"
         parts = zip(rows, tensor.split(list(rows.values())), strict=True)
         return [
-            ShardedTensor.from_rank_offsets(f"{key}.{name}", part, (0, rank, ranks), replica_id=replica_id) for name, part in parts
+            ShardedTensor.from_rank_offsets(f"{key}.{name}", part, (0, rank, ranks), replica_id=replica_id)
+            for name, part in parts
         ]
 
     return ShardedTensorFactory(whole.key, whole.data, build, torch.cat, whole.replica_id)
