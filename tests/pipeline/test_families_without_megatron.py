@@ -55,6 +55,15 @@ ARCHITECTURES = {
     "minimax-m2": small("tiny-minimax-m2"),
     "seed-oss": small("tiny-seed-oss"),
     "dots1": small("tiny-dots1"),
+    "granitemoe": small("tiny-granitemoe"),
+    "granitemoeshared": small("tiny-granitemoeshared"),
+    "granite4": small("tiny-granite4"),
+    "granite4-moe": small("tiny-granitemoeshared", model_type="granitemoehybrid"),
+    "cohere": small("tiny-cohere"),
+    "cohere2": small("tiny-cohere2", sliding_window=WINDOW),
+    "olmo": small("tiny-olmo", clip_qkv=1.0),
+    "ministral3": small("tiny-ministral3"),
+    "hunyuan": small("tiny-hunyuan"),
     "glm4-moe-lite": small("tiny-glm4-moe-lite", kv_channels=0),
 }
 

@@ -78,6 +78,10 @@ PUBLISHED = {
     "glm-4.5": 352_797_814_784,
     "glm-4.5-air": 106_852_245_504,
     "olmoe-1b-7b": 6_919_161_856,
+    "command-r7b": 8_028_033_024,
+    "olmo-1b": 1_176_764_416,
+    "olmo-7b": 6_888_095_744,
+    "olmo-7b-0724": 6_888_095_744,
     "gemma-2b": 2_506_172_416,
     "gemma-7b": 8_537_680_896,
     "smollm3-3b": 3_075_098_624,
@@ -89,6 +93,13 @@ PUBLISHED = {
 }
 # Billions, of publishers that round.
 ROUNDED = {
+    "granite-4.0-micro": 3.40,
+    "command-a": 111.06,
+    "ministral3-3b": 3.43,
+    "ministral3-8b": 8.49,
+    "ministral3-14b": 13.5,
+    "hunyuan-1.8b": 1.79,
+    "hunyuan-7b": 7.50,
     "glm-4.7-flash": 29.9,
     "dots.llm1": 143,
     "minimax-m2": 229,
@@ -177,10 +188,43 @@ def test_the_tiny_presets_fit_the_demo_tokenizer(name: str) -> None:
     assert preset(name).vocab_size == len(json.loads(TOKENIZER.read_text()))
 
 
-def test_an_unknown_name_lists_the_presets() -> None:
-    with pytest.raises(UsageError, match="no model preset 'llama9'") as caught:
-        preset("llama9")
-    assert caught.value.hint is not None and "llama3.2-1b" in caught.value.hint
+DOWNLOAD = "--model {}; its tokenizer: hf download {} --include '*token*' 'vocab*' 'merges*'"
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("llama9", "presets of a like name: llama2-7b, llama2-13b"),
+        ("tny", "did you mean tiny?"),
+        ("Llama-3.1-8B", "did you mean llama3.1-8b?"),
+        ("xyz", "lt-train models lists the presets"),
+        ("--help", "lt-train models lists the presets"),
+        ("someone/my-model", "lt-train models lists the presets"),
+        *(
+            (name, DOWNLOAD.format(published, name))
+            for name, published in (
+                ("meta-llama/Llama-3.1-8B", "llama3.1-8b"),
+                ("meta-llama/Meta-Llama-3-8B-Instruct", "llama3-8b"),
+                ("meta-llama/Llama-2-7b-hf", "llama2-7b"),
+                ("Qwen/Qwen3-30B-A3B-Base", "qwen3-30b-a3b"),
+                ("mistralai/Mistral-7B-v0.3", "mistral-7b-v0.3"),
+                ("google/gemma-3-1b-pt", "gemma3-1b"),
+                ("allenai/OLMo-2-0425-1B", "olmo2-1b"),
+                ("microsoft/Phi-3-mini-4k-instruct", "phi3-mini-4k"),
+                ("deepseek-ai/DeepSeek-V3", "deepseek-v3"),
+                ("openai/gpt-oss-20b", "gpt-oss-20b"),
+                ("moonshotai/Kimi-K2-Instruct", "kimi-k2"),
+                ("ibm-granite/granite-3.1-2b-base", "granite-3.1-2b"),
+            )
+        ),
+        ("mistralai/Mixtral-8x7B-v0.1", "did you mean mixtral-8x7b"),
+    ],
+)
+def test_an_unknown_name_is_answered_with_the_nearest_presets(name: str, hint: str) -> None:
+    with pytest.raises(UsageError, match="no model preset") as caught:
+        preset(name)
+    assert caught.value.hint is not None
+    assert caught.value.hint.startswith(hint)
 
 
 @pytest.mark.parametrize(

@@ -33,7 +33,7 @@ class Architecture(Sizes):
 
     def vectors(self, layer: int, experts: int) -> int:
         """Biases, norms and sinks of a layer, with the biases of `experts` of its experts."""
-        norms = (4 if self.norm_placement == "both" else 2) * self.hidden_size * self.vectors_of_norm
+        norms = self.norms_of_layer * self.hidden_size * self.vectors_of_norm
         return norms + MIXERS[self.mixer(layer)].vectors(self) + mlps.biases(self, layer, experts)
 
     def layer_parameters(self, layer: int, experts: int) -> int:

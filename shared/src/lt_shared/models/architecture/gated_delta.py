@@ -1,6 +1,7 @@
 """The sizes of gated delta layers, a part of an `Architecture`."""
 
 import dataclasses
+from typing import Any
 
 from lt_shared.console import BadConfig
 from lt_shared.models.rope_scaling import check_counts
@@ -61,6 +62,24 @@ class GatedDelta:
     def state_size(self) -> int:
         """The numbers in the states of all heads."""
         return self.linear_num_value_heads * self.linear_key_head_dim * self.linear_value_head_dim
+
+
+def check_gates(model: Any, num_layers: int, delta: GatedDelta | None) -> None:
+    """Raises BadConfig for layers of `delta` that are not in `model`, and for features that no model combines with gates."""
+    excluded = ("add_qkv_bias", "add_bias_linear", "attention_sinks", "clip_qkv", "parallel_layers")
+    if delta is not None:
+        if delta.layers[-1] >= num_layers or len(delta.layers) == num_layers:
+            raise BadConfig(
+                f"gated delta in the layers {list(delta.layers)!r:.80} of a model of {num_layers} layers",
+                "give layers of the model, counted from 0, and leave one for attention",
+            )
+        excluded += ("sliding_window", "no_rope_freq")
+        if model.norm_placement != "pre" or model.normalization != "RMSNorm":
+            raise BadConfig(f"gated delta with {model.normalization} ({model.norm_placement}): no model here has both")
+    both = [field for field in excluded if getattr(model, field)]
+    if both and (delta or model.attention_output_gate):
+        part = "gated delta" if delta else "an output gate of attention"
+        raise BadConfig(f"{part} with {', '.join(both)}: no model here has both")
 
 
 SIZES = tuple(field.name for field in dataclasses.fields(GatedDelta) if field.name != "layers")

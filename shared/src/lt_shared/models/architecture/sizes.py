@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from lt_shared.console import BadConfig
-from lt_shared.models.architecture.gated_delta import GatedDelta
+from lt_shared.models.architecture.gated_delta import GatedDelta, check_gates
 from lt_shared.models.architecture.latent_attention import LatentAttention
-from lt_shared.models.rope_scaling import AnyScaling, LongRopeScaling, check_counts, check_numbers
+from lt_shared.models.rope_scaling import AnyScaling, LongRopeScaling, YarnScaling, check_counts, check_numbers
 
 Family = Literal["gpt", "llama"]
 # Where the norms of a layer are: before attention and the MLP, behind them (OLMo 2), or both (Gemma 2).
@@ -20,6 +20,8 @@ NormPlacement = Literal["pre", "post", "both"]
 # which clamps gates to at most 7 and up projections to between -7 and 7, and then adds 1 to the latter.
 Activation = Literal["silu", "gelu_tanh", "relu2", "clamped_swiglu"]
 Normalization = Literal["RMSNorm", "LayerNorm"]
+# What LayerNorm multiplies and adds: both, a weight alone (Cohere), or nothing (OLMo 1).
+LayerNormParameters = Literal["weight_and_bias", "weight", "none"]
 CLAMPED_SWIGLU_ALPHA, CLAMPED_SWIGLU_LIMIT = 1.702, 7.0
 ScoreFunction = Literal["softmax", "sigmoid"]
 # Norms of queries and keys: per head, or over all heads at once (OLMo 2).
@@ -38,10 +40,14 @@ class Sizes:
     rotates nothing. `softmax_scale` replaces the inverse root of the head size. `attention_sinks` gives every head a learned
     logit that takes part in the softmax and is then dropped. With `attention_output_gate`, every channel of attention's output is
     multiplied by the sigmoid of a projection. The layers of `gated_delta` have a recurrent state in place of attention.
+    `qk_layernorm_after_rope` normalizes queries and keys behind the rotation (Hunyuan). With `query_temperature_beta` b, a query
+    at position p is multiplied by 1 + b log(1 + floor(p / the original positions of YaRN)) (Ministral 3).
     `add_bias_linear` gives biases to the router and to all linear layers, QKV included; `add_qkv_bias` is then False.
 
     The feed-forward layer multiplies `activation` of a gate by an up projection; without `gated_linear_unit` there is no gate.
-    `normalization` is the kind of all norms in the Llama style; LayerNorm has a bias.
+    `normalization` is the kind of all norms in the Llama style; LayerNorm has the parameters `layernorm_parameters`.
+    With `parallel_layers`, attention and MLP have the same input, the output of a layer's only norm (Cohere). `clip_qkv` limits
+    the size of queries, keys and values before the rotation (OLMo 1).
 
     Experts: the layers from `moe_first_dense_layers` on have `num_experts` experts of size `moe_ffn_hidden_size`. A token goes to
     `moe_router_topk` experts and through a shared expert of size `moe_shared_expert_intermediate_size`, whose output
@@ -115,6 +121,11 @@ class Sizes:
     gated_linear_unit: bool = True
     normalization: Normalization = "RMSNorm"
     moe_shared_expert_gate: bool = False
+    query_temperature_beta: float = 0.0
+    qk_layernorm_after_rope: bool = False
+    layernorm_parameters: LayerNormParameters = "weight_and_bias"
+    parallel_layers: bool = False
+    clip_qkv: float | None = None
     attention_output_gate: bool = False
     gated_delta: GatedDelta | None = None
 
@@ -128,7 +139,7 @@ class Sizes:
         check_numbers(self, "norm_epsilon", "rotary_base", "rotary_percent", "moe_router_topk_scaling_factor")
         check_numbers(self, "embedding_multiplier", "residual_multiplier", "logits_scaling")
         check_numbers(self, *(field for field in _OPTIONAL_NUMBERS if getattr(self, field) is not None))
-        check_numbers(self, "init_std", "moe_aux_loss_coeff", zero=True)
+        check_numbers(self, "init_std", "moe_aux_loss_coeff", "query_temperature_beta", zero=True)
         for field in _SWITCHES:
             if type(getattr(self, field)) is not bool:
                 raise TypeError(f"{field} is {getattr(self, field)!r:.40}, must be true or false")
@@ -174,8 +185,12 @@ class Sizes:
             )
         if self.sliding_window is None and (self.window_attn_skip_freq or self.local_rotary_base):
             raise BadConfig("layers with another window or rotary base than the others, but no window", "give sliding_window")
+        if self.query_temperature_beta and not isinstance(scaling, YarnScaling):
+            raise BadConfig("a temperature of queries needs YaRN's original positions", "give a rope_scaling of type yarn")
+        if self.qk_layernorm_after_rope and not self.qk_layernorm:
+            raise BadConfig("norms behind the rotation, and no norms of queries and keys", "give qk_layernorm")
         self._check_layer_style()
-        self._check_gated_delta()
+        check_gates(self, self.num_layers, self.gated_delta)
         latent = self.latent_attention
         if latent is None:
             return
@@ -190,32 +205,16 @@ class Sizes:
         if both:
             raise BadConfig(f"latent attention with {', '.join(both)}: no model here has both")
 
-    def _check_gated_delta(self) -> None:
-        """Raises BadConfig for layers that are not in the model, and for features that no model combines with the parts."""
-        excluded = ("add_qkv_bias", "add_bias_linear", "attention_sinks")
-        if self.gated_delta is not None:
-            layers = self.gated_delta.layers
-            if layers[-1] >= self.num_layers or len(layers) == self.num_layers:
-                raise BadConfig(
-                    f"gated delta in the layers {list(layers)!r:.80} of a model of {self.num_layers} layers",
-                    "give layers of the model, counted from 0, and leave one for attention",
-                )
-            excluded += ("sliding_window", "no_rope_freq")
-            if self.norm_placement != "pre" or self.normalization != "RMSNorm":
-                raise BadConfig(
-                    f"gated delta with {self.normalization} in the place {self.norm_placement}: no model here has both"
-                )
-        both = [field for field in excluded if getattr(self, field)]
-        if both and (self.gated_delta or self.attention_output_gate):
-            part = "gated delta" if self.gated_delta else "an output gate of attention"
-            raise BadConfig(f"{part} with {', '.join(both)}: no model here has both")
-
     def _check_layer_style(self) -> None:
         """Raises BadConfig for activations and norms that no model here combines."""
         if self.gated_linear_unit == (self.activation == "relu2"):
             gates = "gates" if self.gated_linear_unit else "no gates"
             if self.activation != "gelu_tanh":
                 raise BadConfig(f"{self.activation} with {gates}: no model here has both")
+        if self.layernorm_parameters != "weight_and_bias" and self.normalization != "LayerNorm":
+            raise BadConfig("layernorm_parameters of a model without LayerNorm", "give normalization LayerNorm")
+        if self.parallel_layers and (self.norm_placement != "pre" or self.mtp_num_layers):
+            raise BadConfig("parallel layers with norms behind them, or multi-token prediction: no model here has both")
         if self.normalization == "RMSNorm" and self.gated_linear_unit:
             return
         features = {
@@ -355,8 +354,13 @@ class Sizes:
 
     @property
     def vectors_of_norm(self) -> int:
-        """A norm's vectors: RMSNorm has a weight, LayerNorm also a bias."""
-        return 2 if self.has_layer_norm else 1
+        """A norm's vectors: RMSNorm has a weight, LayerNorm also a bias, unless `layernorm_parameters` leaves it out."""
+        return {"weight_and_bias": 2, "weight": 1, "none": 0}[self.layernorm_parameters] if self.has_layer_norm else 1
+
+    @property
+    def norms_of_layer(self) -> int:
+        """The number of norms in the residual stream of a layer."""
+        return 1 if self.parallel_layers else 4 if self.norm_placement == "both" else 2
 
 
 _FIELDS = [field.name for field in dataclasses.fields(Sizes)]
@@ -366,12 +370,11 @@ _OPTIONAL_COUNTS = (
     *("moe_router_num_groups", "moe_router_group_topk", "moe_router_group_score_topk", "window_attn_skip_freq"),
     "no_rope_freq",
 )
-_OPTIONAL_NUMBERS = ("local_rotary_base", "softmax_scale", "attn_logit_softcapping", "final_logit_softcapping")
+_OPTIONAL_NUMBERS = ("local_rotary_base", "softmax_scale", "attn_logit_softcapping", "final_logit_softcapping", "clip_qkv")
 _SWITCHES = (
     *("tie_embeddings", "add_qkv_bias", "qk_layernorm", "moe_router_pre_softmax", "moe_router_enable_expert_bias"),
     *("attention_sinks", "layernorm_zero_centered_gamma", "add_bias_linear", "gated_linear_unit"),
-    "moe_shared_expert_gate",
-    "attention_output_gate",
+    *("moe_shared_expert_gate", "qk_layernorm_after_rope", "parallel_layers", "attention_output_gate"),
 )
 _WORDS = {
     "moe_router_score_function": ("softmax", "sigmoid"),
@@ -379,6 +382,7 @@ _WORDS = {
     "norm_placement": ("pre", "post", "both"),
     "activation": ("silu", "gelu_tanh", "relu2", "clamped_swiglu"),
     "normalization": ("RMSNorm", "LayerNorm"),
+    "layernorm_parameters": ("weight_and_bias", "weight", "none"),
 }
 _OF_EXPERTS = (
     *("moe_ffn_hidden_size", "moe_first_dense_layers", "moe_shared_expert_intermediate_size", "moe_router_pre_softmax"),

@@ -12,6 +12,7 @@ from lt_shared.models.architecture import Architecture
 from lt_shared.models.huggingface import unsupported
 from lt_shared.models.huggingface.adjacent_pairs import ERNIE4_5, GLM, GLM4, HELIUM
 from lt_shared.models.huggingface.arcee import ARCEE, NEMOTRON, STARCODER2
+from lt_shared.models.huggingface.cohere import COHERE, COHERE2
 from lt_shared.models.huggingface.config_fields import ModelType
 from lt_shared.models.huggingface.deepseek import DEEPSEEK_V2, DEEPSEEK_V3, GLM4_MOE_LITE, KIMI_K2
 from lt_shared.models.huggingface.dots1 import DOTS1
@@ -20,10 +21,12 @@ from lt_shared.models.huggingface.gemma import GEMMA, GEMMA2, GEMMA3, GEMMA3_TEX
 from lt_shared.models.huggingface.glm4_moe import GLM4_MOE
 from lt_shared.models.huggingface.gpt2 import GPT2
 from lt_shared.models.huggingface.gpt_oss import GPT_OSS
-from lt_shared.models.huggingface.granite import GRANITE
+from lt_shared.models.huggingface.granite import GRANITE, GRANITEMOE, GRANITEMOEHYBRID, GRANITEMOESHARED
+from lt_shared.models.huggingface.hunyuan import HUNYUAN_V1_DENSE
 from lt_shared.models.huggingface.llama import LLAMA, MISTRAL, MIXTRAL, QWEN2, QWEN3
 from lt_shared.models.huggingface.minimax_m2 import MINIMAX_M2
-from lt_shared.models.huggingface.olmo import OLMO2, OLMO3, OLMOE
+from lt_shared.models.huggingface.ministral3 import MINISTRAL3, MISTRAL3
+from lt_shared.models.huggingface.olmo import OLMO, OLMO2, OLMO3, OLMOE
 from lt_shared.models.huggingface.phi3 import PHI3, architecture_without_usual_factor
 from lt_shared.models.huggingface.qwen2_moe import QWEN2_MOE
 from lt_shared.models.huggingface.qwen3_moe import QWEN3_MOE
@@ -34,6 +37,9 @@ from lt_shared.models.huggingface.smollm3 import SMOLLM3
 _ALL = (
     LLAMA,
     MISTRAL,
+    MINISTRAL3,
+    MISTRAL3,
+    HUNYUAN_V1_DENSE,
     QWEN2,
     QWEN3,
     MIXTRAL,
@@ -42,6 +48,12 @@ _ALL = (
     QWEN3_NEXT,
     PHI3,
     GRANITE,
+    GRANITEMOE,
+    GRANITEMOESHARED,
+    GRANITEMOEHYBRID,
+    COHERE,
+    COHERE2,
+    OLMO,
     OLMO2,
     OLMO3,
     OLMOE,

@@ -8,7 +8,7 @@ from typing import Any
 
 from lt_shared.console import BadConfig
 
-_STATE_SPACE = (
+STATE_SPACE = (
     "state-space layers (Mamba), and would need a scan of their own that also runs on a CPU: the known ones are CUDA packages, "
     "mamba_ssm and causal_conv1d"
 )
@@ -23,19 +23,13 @@ _CHUNKED = (
 )
 _PER_LAYER_EMBEDDINGS = "embeddings for every layer and keys that layers share, and would need both in megatron-core's block"
 _CONVOLUTIONS = "short convolutions in place of attention in most layers, and would need such a layer in megatron-core's block"
-_FUSED_EXPERTS = (
-    "all experts of a layer in one matrix, beside Granite's multipliers, and would need a table of weights and a model type that "
-    "has both"
-)
 _SPARSE_MIXER = (
     "a router that chooses its two experts one after the other, and norms with biases, and would need both in the layers"
 )
 _BLOCK_SPARSE = "block-sparse attention and a clamped GEGLU, and would need kernels for both"
 _REASONS: Mapping[str, tuple[str, ...]] = {
     _CHUNKED: ("llama4", "llama4_text"),
-    _STATE_SPACE: (
-        *("nemotron_h", "granitemoehybrid", "bamba", "falcon_h1", "falcon_mamba", "jamba", "mamba", "mamba2", "zamba", "zamba2"),
-    ),
+    STATE_SPACE: (*("nemotron_h", "bamba", "falcon_h1", "falcon_mamba", "jamba", "mamba", "mamba2", "zamba", "zamba2"),),
     _LINEAR_ATTENTION: (
         *("qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text", "qwen4_exp", "qwen4_exp_text"),
         *("kimi_linear", "olmo_hybrid", "minimax", "bailing_hybrid", "rwkv", "xlstm", "recurrent_gemma"),
@@ -43,7 +37,6 @@ _REASONS: Mapping[str, tuple[str, ...]] = {
     _SPARSE_ATTENTION: ("deepseek_v32", "deepseek_v4", "glm_moe_dsa", "glm5_next"),
     _PER_LAYER_EMBEDDINGS: ("gemma3n", "gemma3n_text", "gemma4", "gemma4_text"),
     _CONVOLUTIONS: ("lfm2", "lfm2_moe"),
-    _FUSED_EXPERTS: ("granitemoe", "granitemoeshared"),
     _SPARSE_MIXER: ("phimoe",),
     _BLOCK_SPARSE: ("phi3small",),
 }

@@ -1,6 +1,6 @@
 """Megatron's arguments that change neither the weights in a checkpoint nor the logits of the model, by the reason.
 
-Names are those of TransformerConfig, of Megatron-LM's options and of the forks that lt-train imports. Megatron-LM stores the
+The names come from TransformerConfig, Megatron-LM's options and the forks that lt-train imports. Megatron-LM stores the
 options `--no-X` and `--disable-X` under X: both names mean one argument. lt-train reads the groups down to STAGES as options
 whose loss changes no result of a run. tests/shared/models/field_table.tsv has the upstream lines.
 """

@@ -1,4 +1,6 @@
-"""OLMo 2 and OLMo 3: norms behind attention and MLP, and norms of queries and keys over all heads. OLMoE has the latter alone."""
+"""OLMo 1: LayerNorm without parameters. OLMo 2 and OLMo 3: norms behind attention and MLP, and norms of queries and keys over all
+heads. OLMoE has the latter alone.
+"""
 
 import dataclasses
 
@@ -14,6 +16,10 @@ def _olmo2(name: str, layers: int, hidden: int, ffn: int, heads: int, groups: in
 def _olmo3(name: str, layers: int, hidden: int, ffn: int, heads: int, groups: int) -> Architecture:
     model = _of_olmo(llama(name, layers, hidden, ffn, heads, groups, 100278, 65536))
     return _windowed(model, 4096, YarnScaling(8.0, 8192, attention_factor=1.2079441541679836))
+
+
+def _olmo1(model: Architecture, limit: float | None = None) -> Architecture:
+    return dataclasses.replace(model, normalization="LayerNorm", layernorm_parameters="none", clip_qkv=limit)
 
 
 def _of_olmo(model: Architecture) -> Architecture:
@@ -49,6 +55,10 @@ def _olmoe(base: Architecture, experts: int, chosen: int) -> Architecture:
 _TINY_OLMO2 = dataclasses.replace(_of_olmo(TINY), name="tiny-olmo2", num_query_groups=4, tie_embeddings=False)
 
 OLMO = (
+    _olmo1(dataclasses.replace(TINY, name="tiny-olmo"), 8.0),
+    dataclasses.replace(_olmo1(llama("olmo-1b", 16, 2048, 8192, 16, 16, 50304, 2048)), tie_embeddings=True),
+    _olmo1(llama("olmo-7b", 32, 4096, 11008, 32, 32, 50304, 2048)),
+    _olmo1(llama("olmo-7b-0724", 32, 4096, 11008, 32, 32, 50304, 4096), 8.0),
     _TINY_OLMO2,
     _windowed(dataclasses.replace(_TINY_OLMO2, name="tiny-olmo3", num_query_groups=2), 256, YarnScaling(8.0, 128)),
     _olmo2("olmo2-1b", 16, 2048, 8192, 16, 16),

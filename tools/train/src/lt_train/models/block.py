@@ -92,6 +92,16 @@ class Block(MegatronModule):  # type: ignore[misc]
         return state
 
 
+class ParallelBlock(Block):
+    """A block whose mixer and MLP have the same input, the output of its only norm (Cohere)."""
+
+    def forward(self, stream: Tensor, documents: Tensor | None, angles: Tensor | None) -> Tensor:
+        normed = self.input_layernorm(stream)
+        stream = self._add_to_stream(stream, *self.self_attention(normed, documents, angles))
+        is_recomputed = self.recomputes_mlp and self.training
+        return self._add_to_stream(stream, *recomputation.compute(self.mlp, is_recomputed, normed))
+
+
 class FusedBlock(Block):
     """A block without dropout, whose norms also add to the stream (`SummingRMSNorm`).
 

@@ -18,7 +18,7 @@ from lt_shared.models.architecture import Architecture, sizes
 from lt_train.config.kernels import FLASH_ATTENTION_4, Kernels, is_plain_rms_norm
 from lt_train.config.settings.layers import GEMM_EPILOGUE, TRITON
 from lt_train.config.settings.routing import Routing
-from lt_train.models.block import NORM_OF_MLP, NORMS_OF_MIXERS, Block, Blocks, FusedBlock
+from lt_train.models.block import NORM_OF_MLP, NORMS_OF_MIXERS, Block, Blocks, FusedBlock, ParallelBlock
 from lt_train.models.decoder import Stage
 from lt_train.models.linear import Linears
 from lt_train.models.mixers import latent_attention, rope
@@ -94,6 +94,8 @@ class Pattern:
     def _block(self, number: int, adds: bool) -> Block:
         parts = self.config, number, self._mixer(number), self._mlp(number), self._norms(), self._entries(number)
         multiplier = self.architecture.residual_multiplier
+        if self.architecture.parallel_layers:
+            return ParallelBlock(*parts, multiplier)
         return FusedBlock(*parts, multiplier, adds=adds) if self._sums_by_kernel else Block(*parts, multiplier)
 
     @property
@@ -104,13 +106,15 @@ class Pattern:
         if self.architecture.norm_placement == "post":
             return IdentityOp(), IdentityOp()
         make = summing_norm if self._sums_by_kernel else norm
-        return self._norm(make), self._norm(make)
+        return self._norm(make), IdentityOp() if self.architecture.parallel_layers else self._norm(make)
 
     def _last_norm(self) -> Any:
         return self._norm(last_norm if self.by_triton and is_plain_rms_norm(self.architecture) else norm)
 
     def _norm(self, make: Callable[..., Any]) -> Any:
-        return make(self.config, self.config.hidden_size, self.config.layernorm_epsilon)
+        parameters = self.architecture.layernorm_parameters
+        options = {} if parameters == "weight_and_bias" else {"parameters": parameters}
+        return make(self.config, self.config.hidden_size, self.config.layernorm_epsilon, **options)
 
     def _entries(self, number: int) -> dict[str, str]:
         """Return the checkpoint names of the norms that differ from their module names.

@@ -92,7 +92,11 @@ class Activations:
         # Inputs and outputs of the two norms, and the inputs of norms behind the sublayers. If a block has norms only behind the
         # sublayers, their outputs are not kept, but the inputs of attention and MLP are.
         output_norm_inputs = 2 if model.norm_placement == "both" else 0
-        return split_bytes + expert_bytes + ((2 if "layernorm" in modules else 4) + output_norm_inputs) * self.residual_bytes
+        norm_outputs = (2 if "layernorm" in modules else 4) // (2 if model.parallel_layers else 1)
+        # A clamp keeps its input, the queries, keys and values.
+        clamped = 0 if model.clip_qkv is None else (model.query_size + 2 * model.kv_size) * self.tokens * self.number_bytes
+        split_bytes += clamped // self.parallel.tensor
+        return split_bytes + expert_bytes + (norm_outputs + output_norm_inputs) * self.residual_bytes
 
     def _mixer_width(self, mixer: str) -> int:
         """Numbers per token that a mixer keeps, on all tensor-parallel ranks together."""

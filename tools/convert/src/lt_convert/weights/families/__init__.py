@@ -2,17 +2,20 @@
 
 from lt_convert.weights.families.adjacent_pairs import ERNIE4_5, GLM, GLM4, HELIUM
 from lt_convert.weights.families.arcee import ARCEE, NEMOTRON, STARCODER2
+from lt_convert.weights.families.cohere import COHERE
 from lt_convert.weights.families.deepseek import DEEPSEEK
 from lt_convert.weights.families.exaone4 import EXAONE4
 from lt_convert.weights.families.gemma import GEMMA, GEMMA2, GEMMA3
 from lt_convert.weights.families.glm4_moe import GLM4_MOE
 from lt_convert.weights.families.gpt2 import GPT2
 from lt_convert.weights.families.gpt_oss import GPT_OSS
-from lt_convert.weights.families.granite import GRANITE
+from lt_convert.weights.families.granite import GRANITE, GRANITE4
+from lt_convert.weights.families.hunyuan import HUNYUAN_V1_DENSE
 from lt_convert.weights.families.llama import LLAMA
 from lt_convert.weights.families.minimax_m2 import MINIMAX_M2
+from lt_convert.weights.families.ministral3 import MINISTRAL3
 from lt_convert.weights.families.mixtral import MIXTRAL
-from lt_convert.weights.families.olmo import OLMO, OLMOE
+from lt_convert.weights.families.olmo import OLMO, OLMO1, OLMOE
 from lt_convert.weights.families.phi3 import PHI3
 from lt_convert.weights.families.qwen2 import QWEN2
 from lt_convert.weights.families.qwen2_moe import QWEN2_MOE
@@ -29,6 +32,9 @@ from lt_shared.models.architecture import Architecture
 FAMILIES = {
     "llama": LLAMA,
     "mistral": LLAMA,
+    "ministral3": MINISTRAL3,
+    "mistral3": MINISTRAL3,
+    "hunyuan_v1_dense": HUNYUAN_V1_DENSE,
     "qwen2": QWEN2,
     "qwen3": QWEN3,
     "gpt2": GPT2,
@@ -38,6 +44,12 @@ FAMILIES = {
     "qwen3_next": QWEN3_NEXT,
     "phi3": PHI3,
     "granite": GRANITE,
+    "granitemoe": GRANITE4,
+    "granitemoeshared": GRANITE4,
+    "granitemoehybrid": GRANITE4,
+    "cohere": COHERE,
+    "cohere2": COHERE,
+    "olmo": OLMO1,
     "olmo2": OLMO,
     "olmo3": OLMO,
     "olmoe": OLMOE,

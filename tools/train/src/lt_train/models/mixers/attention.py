@@ -1,8 +1,9 @@
 """Self attention: queries, keys and values of grouped heads, rotated, mixed, and projected back.
 
 It covers all variants except latent attention (`mixers/latent_attention.py`): norms of queries and keys, per head or over all
-heads; biases; RoPE in every channel or in some, with a separate base in layers with a window (Gemma 3, OLMo 3). The core
-attention handles windows, sinks and soft caps (`mixers/core_attention.py`, `mixers/flash_attention.py`).
+heads, before or behind the rotation; biases; RoPE in every channel or in some, with a separate base in layers with a window
+(Gemma 3, OLMo 3); a temperature of queries that grows with the position (Ministral 3). The core attention handles windows, sinks
+and soft caps (`mixers/core_attention.py`, `mixers/flash_attention.py`).
 
 The weights have megatron-core's names: `linear_qkv` [groups x (heads per group + 2) x d, h], with the queries of a group before
 its key and value, and `linear_proj` [h, heads x d]. With output gates (Qwen3-Next), the gates of a group lie between its queries
@@ -19,6 +20,7 @@ from megatron.core.transformer.module import MegatronModule
 from torch import Tensor
 
 from lt_shared.models.architecture import Architecture
+from lt_shared.models.rope_scaling import YarnScaling
 from lt_train.models import recomputation
 from lt_train.models.linear import Input, Linears, Outputs
 from lt_train.models.mixers import rope
@@ -56,6 +58,11 @@ class Attention(MegatronModule):  # type: ignore[misc]
         self.shared_heads = heads // groups if ranks > groups else None
         self.local_angles, self.rotates, self.rotates_by_kernel = local_angles, rotates, rotates_by_kernel
         self.magnitude = rope.rotated_magnitude(architecture)
+        self.limit = architecture.clip_qkv
+        self.normalizes_rotated = architecture.qk_layernorm_after_rope
+        self.temperature: tuple[float, int] | None = None
+        if architecture.query_temperature_beta and isinstance(architecture.rope_scaling, YarnScaling):
+            self.temperature = architecture.query_temperature_beta, architecture.rope_scaling.original_max_position_embeddings
         self.recomputes_core = recomputation.is_chosen(config, "core_attn")
         self.has_output_gate = architecture.attention_output_gate
         # The order of the submodules determines the order in megatron-core's gradient buffers and optimizer states.
@@ -87,7 +94,12 @@ class Attention(MegatronModule):  # type: ignore[misc]
         gates = None
         if self.has_output_gate:
             mixed, gates = self._split_off_gates(mixed)
+        if self.limit is not None:
+            mixed = mixed.clamp(-self.limit, self.limit)
         query, key, value = self._heads(mixed, angles)
+        if self.temperature is not None:
+            factors = rope.query_temperatures(*self.temperature, documents, len(query), query.device)
+            query = query if factors is None else query * factors.to(query.dtype)
         is_recomputed = self.recomputes_core and self.training
         mixed = recomputation.compute(self.core_attention, is_recomputed, query, key, value, documents)
         if gates is not None:
@@ -109,11 +121,16 @@ class Attention(MegatronModule):  # type: ignore[misc]
         if self.rotates_by_kernel and angles is not None:
             return self._heads_by_kernel(mixed, angles)
         query, key, value = self._split(mixed)
-        if self.q_layernorm is not None and self.k_layernorm is not None:
-            query, key = self.q_layernorm(query), self.k_layernorm(key)
+        if not self.normalizes_rotated:
+            query, key = self._normalize(query, key)
         if angles is not None:
             query, key = (compiled(rope.rotate)(heads, angles, self.magnitude) for heads in (query, key))
-        return query, key, value
+        return (*self._normalize(query, key), value) if self.normalizes_rotated else (query, key, value)
+
+    def _normalize(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
+        if self.q_layernorm is None or self.k_layernorm is None:
+            return query, key
+        return self.q_layernorm(query), self.k_layernorm(key)
 
     def _split(self, mixed: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         channels = [self.group_heads * self.head_size, self.head_size, self.head_size]
@@ -127,13 +144,13 @@ class Attention(MegatronModule):  # type: ignore[misc]
         norms = None
         query: Any = self.q_layernorm
         key: Any = self.k_layernorm
-        if query is not None and key is not None:
+        if query is not None and key is not None and not self.normalizes_rotated:
             wait_for_weights(query, key)
             norms = HeadNorms(query.weight, key.weight, query.eps)
         heads: tuple[Tensor, Tensor, Tensor] = split_and_rotate(
             mixed, *_cosines_and_sines(angles), self.groups, self.head_size, norms
         )
-        return heads
+        return (*self._normalize(*heads[:2]), heads[2]) if self.normalizes_rotated else heads
 
 
 def _gate(mixed: Tensor, gates: Tensor) -> Tensor:

@@ -204,7 +204,9 @@ def _from_sizes(options: dict[str, Any]) -> Architecture:
     """Build an architecture from flags alone, with Megatron's defaults for missing flags."""
     for name in ("num_layers", "hidden_size", "num_attention_heads"):
         if options[name] is None:
-            raise UsageError(f"no --model and no --{name.replace('_', '-')}", f"models: {', '.join(presets.PRESETS)}")
+            raise UsageError(
+                f"no --model and no --{name.replace('_', '-')}", "--model tiny for a trial; lt-train models lists them all"
+            )
     llama = options["position_embedding_type"] == "rope"
     hidden = options["hidden_size"]
     return Architecture(

@@ -94,13 +94,16 @@ def _layer_words(model: Architecture) -> str:
     place = {"pre": "", "post": " behind the layers", "both": " before and behind the layers"}[model.norm_placement]
     gated = {"silu": "SwiGLU", "gelu_tanh": "GeGLU", "clamped_swiglu": "clamped SwiGLU"}
     activation = gated[model.activation] if model.is_gated else {"gelu_tanh": "GELU", "relu2": "squared ReLU"}[model.activation]
+    parameters = {"weight_and_bias": "", "weight": " without biases", "none": " without parameters"}[model.layernorm_parameters]
+    place += parameters + (", attention and MLP in parallel" if model.parallel_layers else "")
     return f"{model.normalization}{' times 1 + weight' if model.layernorm_zero_centered_gamma else ''}{place}, {activation}"
 
 
 def _qk_norm_words(model: Architecture) -> str:
     if not model.qk_layernorm:
         return ""
-    return "norms of queries and keys" + (" over all heads" if model.qk_layernorm_width == "all_heads" else "")
+    place = " behind the rotation" if model.qk_layernorm_after_rope else ""
+    return "norms of queries and keys" + (" over all heads" if model.qk_layernorm_width == "all_heads" else "") + place
 
 
 def _factor_words(model: Architecture) -> list[str]:
@@ -109,8 +112,11 @@ def _factor_words(model: Architecture) -> list[str]:
         "embeddings times": model.embedding_multiplier,
         "layer outputs times": model.residual_multiplier,
         "logits divided by": model.logits_scaling,
+        "queries, keys and values limited to": model.clip_qkv or 1,
     }
+    beta = model.query_temperature_beta
     return [
+        *([f"queries' temperature grows by {beta:g} log of the position"] if beta else []),
         *(f"{what} {factor:g}" for what, factor in factors.items() if factor != 1),
         *(f"{what} capped at {cap:g}" for what, cap in caps.items() if cap is not None),
     ]
