@@ -66,7 +66,7 @@ class GatedDelta:
 
 def check_gates(model: Any, num_layers: int, delta: GatedDelta | None) -> None:
     """Raises BadConfig for layers of `delta` that are not in `model`, and for features that no model combines with gates."""
-    excluded = ("add_qkv_bias", "add_bias_linear", "attention_sinks", "clip_qkv", "parallel_layers")
+    excluded: tuple[str, ...] = ("add_qkv_bias", "add_bias_linear", "attention_sinks", "clip_qkv", "parallel_layers")
     if delta is not None:
         if delta.layers[-1] >= num_layers or len(delta.layers) == num_layers:
             raise BadConfig(

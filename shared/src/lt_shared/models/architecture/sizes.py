@@ -199,7 +199,14 @@ class Sizes:
                 f"latent attention has a key for each of {self.num_attention_heads} heads, of {latent.query_channels} channels",
                 f"not {self.num_query_groups} groups of {self.kv_channels}",
             )
-        excluded = ("add_qkv_bias", "qk_layernorm", "sliding_window", "attention_sinks", "add_bias_linear", "no_rope_freq")
+        excluded: tuple[str, ...] = (
+            "add_qkv_bias",
+            "qk_layernorm",
+            "sliding_window",
+            "attention_sinks",
+            "add_bias_linear",
+            "no_rope_freq",
+        )
         excluded += ("attention_output_gate", "gated_delta")
         both = [field for field in excluded if getattr(self, field)]
         if both:

@@ -48,7 +48,7 @@ def gated_delta_rule(
     system = strength * (key @ key.transpose(-1, -2)) * between
     sides = torch.cat((strength * values, strength * from_start * key), dim=-1)
     solved = torch.linalg.solve_triangular(system, sides, upper=False, unitriangular=True)
-    written, forgotten = solved.split((values.shape[-1], key.shape[-1]), dim=-1)
+    written, forgotten = torch.split(solved, [values.shape[-1], key.shape[-1]], dim=-1)
     scores = (query @ key.transpose(-1, -2)) * between
     queries, keys = query * from_start, key * to_end
 
@@ -71,7 +71,8 @@ def _normalized(heads: Tensor) -> Tensor:
 def _in_chunks(heads: Tensor, chunk: int, padding: int, key_heads: int) -> Tensor:
     """Pad `heads` [b, s, heads, d] and return [b, chunks, key heads, heads of each, tokens, d]."""
     padded = torch.nn.functional.pad(heads, (0, 0, 0, 0, 0, padding))
-    return padded.unflatten(1, (-1, chunk)).unflatten(3, (key_heads, -1)).permute(0, 1, 3, 4, 2, 5)
+    shape = (heads.shape[0], -1, chunk, key_heads, heads.shape[2] // key_heads, heads.shape[3])
+    return padded.reshape(shape).permute(0, 1, 3, 4, 2, 5)
 
 
 def _visibility(
@@ -87,7 +88,7 @@ def _visibility(
         return causal, everywhere, everywhere, everywhere
     # Padding belongs to the last document, and writes nothing.
     in_chunks = torch.nn.functional.pad(numbers.unsqueeze(1).float(), (0, padding), mode="replicate").squeeze(1)
-    in_chunks = in_chunks.unflatten(1, (-1, chunk))[:, :, None, None]
+    in_chunks = in_chunks.reshape(len(numbers), -1, chunk)[:, :, None, None]
     last = in_chunks[..., -1:]
     before = torch.cat((last[:, :1] * 0, last[:, :-1]), dim=1)
     visible = causal & (in_chunks.unsqueeze(-1) == in_chunks.unsqueeze(-2))

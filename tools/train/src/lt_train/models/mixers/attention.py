@@ -109,7 +109,8 @@ class Attention(MegatronModule):  # type: ignore[misc]
     def _split_off_gates(self, mixed: Tensor) -> tuple[Tensor, Tensor]:
         """Return the rows of queries, keys and values as without gates, and the gates [s, b, heads x d]."""
         queries = self.group_heads * self.head_size
-        query, gates, both = mixed.unflatten(-1, (self.groups, -1)).split((queries, queries, 2 * self.head_size), dim=-1)
+        of_groups = mixed.view(*mixed.shape[:-1], self.groups, -1)
+        query, gates, both = torch.split(of_groups, [queries, queries, 2 * self.head_size], dim=-1)
         return torch.cat((query, both), dim=-1).flatten(-2), gates.flatten(-2)
 
     def _heads(self, mixed: Tensor, angles: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:

@@ -53,7 +53,7 @@ class GatedDeltaNet(MegatronModule):  # type: ignore[misc]
         numbers = None if documents is None else document_numbers(documents, len(projected))
         sizes, heads = self.sizes, self.sizes.linear_num_value_heads // self.ranks
         channels = [size // self.ranks for size in (sizes.convolved_size, sizes.value_size)]
-        mixed, gates, betas, alphas = projected.split((*channels, heads, heads), dim=-1)
+        mixed, gates, betas, alphas = torch.split(projected, [*channels, heads, heads], dim=-1)
         mixed = compiled(convolve)(mixed, self.conv1d.weight, None if numbers is None else numbers.t())
         strength, log_decay = compiled(_gates)(betas, alphas, self.A_log, self.dt_bias)
         arguments = mixed, log_decay, strength, numbers
@@ -64,9 +64,9 @@ class GatedDeltaNet(MegatronModule):  # type: ignore[misc]
         """Return [s, b, value heads, dv] for the convolved queries, keys and values `mixed` [s, b, channels]."""
         sizes = self.sizes
         channels = [size // self.ranks for size in (sizes.key_size, sizes.key_size, sizes.value_size)]
-        query, key, value = mixed.transpose(0, 1).split(channels, dim=-1)
-        query, key = (part.unflatten(-1, (-1, sizes.linear_key_head_dim)) for part in (query, key))
-        value = value.unflatten(-1, (-1, sizes.linear_value_head_dim))
+        query, key, value = torch.split(mixed.transpose(0, 1), channels, dim=-1)
+        query, key = (part.reshape(*part.shape[:2], -1, sizes.linear_key_head_dim) for part in (query, key))
+        value = value.reshape(*value.shape[:2], -1, sizes.linear_value_head_dim)
         per_head = (log_decay.transpose(0, 1), strength.transpose(0, 1))
         return gated_delta_rule(query, key, value, *per_head, numbers).transpose(0, 1).contiguous()
 
@@ -163,7 +163,7 @@ def split_rows(whole: ShardedTensor, rows: Mapping[str, int]) -> ShardedTensorFa
     @torch.no_grad()
     def build(key: str, tensor: Tensor, replica_id: Any, flattened_range: slice | None) -> list[ShardedTensor]:
         assert flattened_range is None, "flat shards have no rows"
-        parts = zip(rows, tensor.split(list(rows.values())), strict=True)
+        parts = zip(rows, torch.split(tensor, list(rows.values())), strict=True)
         return [
             ShardedTensor.from_rank_offsets(f"{key}.{name}", part, (0, rank, ranks), replica_id=replica_id)
             for name, part in parts
