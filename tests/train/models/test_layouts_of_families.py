@@ -2,9 +2,10 @@
 
 import pytest
 import torch
-from layouts import Outcome, sampled, train_all
+from layouts import Outcome, plan_of, sampled, train_all
 from running import BRIEF, BRIEF_LOSSES
 
+from lt_shared.console import BadConfig
 from lt_shared.contracts.manifest import Dataset
 from lt_train.models.mixers import rope
 from lt_train.models.mixers.core_attention import sequence_share
@@ -17,8 +18,11 @@ FAMILIES: dict[str, tuple[str, ...]] = {
     "cohere2": ("--num-layers", "4", "--window-size", "15,0"),
     "olmo": (),
     "smollm3": ("--num-layers", "4"),
-    "qwen2-moe": (),
+    # As many layers as ERNIE: megatron-core's tracker of auxiliary losses keeps the size of a process's first run.
+    "qwen2-moe": ("--num-layers", "4"),
     "arcee": (),
+    "apertus": (),
+    "ernie4.5-moe": ("--num-layers", "4"),
     "starcoder2": ("--window-size", "15,0"),
 }
 TENSOR = ("--tensor-model-parallel-size", "2")
@@ -33,7 +37,9 @@ LAYOUTS: dict[str, tuple[str, ...]] = {
 # Ministral 3's temperature depends on the position, which context-parallel ranks share out; Hunyuan has weights behind the
 # rotation that tensor-parallel ranks hold whole; Cohere's block gives one input to two column-parallel layers; OLMo's norms have
 # no parameters that a rank could sum; SmolLM3 counts its layers without RoPE across stages; Qwen2-MoE's gate has weights that all
-# ranks hold; Arcee's MLP has one matrix where others have two; StarCoder 2 has biases behind sums over ranks.
+# ranks hold; ERNIE's router has biases of all experts; Arcee's MLP has one matrix where others have two; xIELU learns
+# numbers of all channels; StarCoder 2 has biases
+# behind sums over ranks.
 TRAINED = sampled(
     {
         "ministral3": ("tp2", "pp2", "cp2"),
@@ -43,7 +49,9 @@ TRAINED = sampled(
         "smollm3": ("pp2", "cp2"),
         "qwen2-moe": ("sp2", "ep2"),
         "arcee": ("tp2",),
+        "apertus": ("tp2", "sp2", "pp2"),
         "starcoder2": ("sp2",),
+        "ernie4.5-moe": ("sp2", "pp2", "ep2"),
     },
     "ministral3",
 )
@@ -87,3 +95,8 @@ def test_temperatures_count_from_the_beginning_of_a_document(ranks: int, rank: i
     torch.testing.assert_close(factors[:, :, 0, 0], 1 + 0.5 * torch.log(1 + (positions // 4).float()))
     # Up to the original positions, no query has another temperature.
     assert rope.query_temperatures(0.5, 12, documents, 12 // ranks, torch.device("cpu")) is None
+
+
+def test_shards_of_weights_have_no_place_for_the_constants_of_xielu(dataset: Dataset) -> None:
+    with pytest.raises(BadConfig, match="xIELU's constants are none"):
+        plan_of(["--model", "tiny-apertus", *TRAINING, *LAYOUTS["fsdp2"], dataset.prefix])

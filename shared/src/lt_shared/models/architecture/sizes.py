@@ -18,7 +18,8 @@ Family = Literal["gpt", "llama"]
 NormPlacement = Literal["pre", "post", "both"]
 # The feed-forward layer's activation: SiLU, GELU by hyperbolic tangent, the square of ReLU, or gpt-oss's x * sigmoid(1.702 x),
 # which clamps gates to at most 7 and up projections to between -7 and 7, and then adds 1 to the latter.
-Activation = Literal["silu", "gelu_tanh", "relu2", "clamped_swiglu"]
+# xIELU (arXiv:2411.13010) has two learned numbers in each layer, and no gates.
+Activation = Literal["silu", "gelu_tanh", "relu2", "clamped_swiglu", "xielu"]
 Normalization = Literal["RMSNorm", "LayerNorm"]
 # What LayerNorm multiplies and adds: both, a weight alone (Cohere), or nothing (OLMo 1).
 LayerNormParameters = Literal["weight_and_bias", "weight", "none"]
@@ -214,7 +215,7 @@ class Sizes:
 
     def _check_layer_style(self) -> None:
         """Raises BadConfig for activations and norms that no model here combines."""
-        if self.gated_linear_unit == (self.activation == "relu2"):
+        if self.gated_linear_unit == (self.activation in ("relu2", "xielu")):
             gates = "gates" if self.gated_linear_unit else "no gates"
             if self.activation != "gelu_tanh":
                 raise BadConfig(f"{self.activation} with {gates}: no model here has both")
@@ -257,8 +258,15 @@ class Sizes:
             object.__setattr__(self, "moe_ffn_hidden_size", None)
         if self.moe_shared_expert_gate and not self.moe_shared_expert_intermediate_size:
             raise BadConfig("a gate of the shared expert, and no shared expert", "give moe_shared_expert_intermediate_size")
-        if self.moe_router_enable_expert_bias and self.moe_router_score_function != "sigmoid":
-            raise BadConfig("biases that balance experts need sigmoid scores", "give moe_router_score_function sigmoid")
+        # ERNIE 4.5 chooses experts by the biased probabilities, and weighs the chosen ones by a softmax over them.
+        is_softmax_over_all = self.moe_router_score_function == "softmax" and bool(
+            self.moe_router_pre_softmax or self.moe_router_num_groups
+        )
+        if self.moe_router_enable_expert_bias and is_softmax_over_all:
+            raise BadConfig(
+                "biases that balance experts with a softmax over all experts, or with groups",
+                "give moe_router_score_function sigmoid",
+            )
         if self.moe_router_score_function == "sigmoid":
             # Megatron always normalises sigmoids over the chosen experts, whatever the setting says.
             object.__setattr__(self, "moe_router_pre_softmax", False)
@@ -387,7 +395,7 @@ _WORDS = {
     "moe_router_score_function": ("softmax", "sigmoid"),
     "qk_layernorm_width": ("head", "all_heads"),
     "norm_placement": ("pre", "post", "both"),
-    "activation": ("silu", "gelu_tanh", "relu2", "clamped_swiglu"),
+    "activation": ("silu", "gelu_tanh", "relu2", "clamped_swiglu", "xielu"),
     "normalization": ("RMSNorm", "LayerNorm"),
     "layernorm_parameters": ("weight_and_bias", "weight", "none"),
 }

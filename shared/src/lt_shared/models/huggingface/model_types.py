@@ -11,18 +11,20 @@ from lt_shared.models import quantization
 from lt_shared.models.architecture import Architecture
 from lt_shared.models.huggingface import unsupported
 from lt_shared.models.huggingface.adjacent_pairs import ERNIE4_5, GLM, GLM4, HELIUM
+from lt_shared.models.huggingface.apertus import APERTUS
 from lt_shared.models.huggingface.arcee import ARCEE, NEMOTRON, STARCODER2
 from lt_shared.models.huggingface.cohere import COHERE, COHERE2
 from lt_shared.models.huggingface.config_fields import ModelType
 from lt_shared.models.huggingface.deepseek import DEEPSEEK_V2, DEEPSEEK_V3, GLM4_MOE_LITE, KIMI_K2
 from lt_shared.models.huggingface.dots1 import DOTS1
+from lt_shared.models.huggingface.ernie4_5_moe import ERNIE4_5_MOE
 from lt_shared.models.huggingface.exaone4 import EXAONE4
 from lt_shared.models.huggingface.gemma import GEMMA, GEMMA2, GEMMA3, GEMMA3_TEXT
 from lt_shared.models.huggingface.glm4_moe import GLM4_MOE
 from lt_shared.models.huggingface.gpt2 import GPT2
 from lt_shared.models.huggingface.gpt_oss import GPT_OSS
 from lt_shared.models.huggingface.granite import GRANITE, GRANITEMOE, GRANITEMOEHYBRID, GRANITEMOESHARED
-from lt_shared.models.huggingface.hunyuan import HUNYUAN_V1_DENSE
+from lt_shared.models.huggingface.hunyuan import HUNYUAN_V1_DENSE, HUNYUAN_V1_MOE
 from lt_shared.models.huggingface.llama import LLAMA, MISTRAL, MIXTRAL, QWEN2, QWEN3
 from lt_shared.models.huggingface.minimax_m2 import MINIMAX_M2
 from lt_shared.models.huggingface.ministral3 import MINISTRAL3, MISTRAL3
@@ -40,6 +42,7 @@ _ALL = (
     MINISTRAL3,
     MISTRAL3,
     HUNYUAN_V1_DENSE,
+    HUNYUAN_V1_MOE,
     QWEN2,
     QWEN3,
     MIXTRAL,
@@ -62,10 +65,12 @@ _ALL = (
     SMOLLM3,
     ARCEE,
     NEMOTRON,
+    APERTUS,
     STARCODER2,
     EXAONE4,
     HELIUM,
     ERNIE4_5,
+    ERNIE4_5_MOE,
     GLM,
     GLM4,
     GEMMA,

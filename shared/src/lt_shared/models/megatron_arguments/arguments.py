@@ -87,6 +87,10 @@ def absent_in_megatron(architecture: Architecture) -> list[str]:
         absent.append(f"its RoPE scaling ({scaling}): Megatron has constants for every RoPE scaling parameter but the factor")
     if architecture.latent_attention and architecture.norm_epsilon != LATENT_NORM_EPSILON:
         absent.append(f"the epsilon of its latents' norms, {LATENT_NORM_EPSILON}: Megatron takes the model's")
+    if architecture.moe_router_enable_expert_bias and architecture.moe_router_score_function == "softmax":
+        absent.append("its router's biases: Megatron adds them to sigmoid scores only")
+    if architecture.activation == "xielu":
+        absent.append("its activation, xIELU: Megatron would compute GELU")
     if architecture.rotary_base != int(architecture.rotary_base):
         absent.append(f"its rotary base of {architecture.rotary_base}: Megatron's is a whole number")
     changed_fields = [
@@ -114,7 +118,7 @@ def _features(architecture: Architecture) -> dict[str, Any]:
         arguments |= _CLAMPED_SWIGLU
     elif architecture.activation == "relu2":
         arguments["squared_relu"] = True
-    elif architecture.activation != "silu" and architecture.is_gated:
+    elif architecture.activation == "xielu" or (architecture.activation != "silu" and architecture.is_gated):
         arguments[f"{PREFIX}activation"] = architecture.activation
     if architecture.no_rope_freq:
         arguments["no_rope_freq"] = _without_rotation(architecture)
@@ -234,6 +238,8 @@ def _read_layer_style(arguments: Mapping[str, Any], clamped: bool, name: str) ->
         activation, is_gated = "relu2", False
     elif not (clamped or kept or arguments.get("swiglu", True)):
         activation, is_gated = "gelu_tanh", False
+    elif activation == "xielu":
+        is_gated = False
     return {
         "activation": activation,
         "gated_linear_unit": is_gated,

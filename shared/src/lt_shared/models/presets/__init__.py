@@ -8,6 +8,7 @@ import re
 from lt_shared.console import UsageError
 from lt_shared.models.architecture import Architecture
 from lt_shared.models.presets.adjacent_pairs import ADJACENT_PAIRS
+from lt_shared.models.presets.apertus import APERTUS
 from lt_shared.models.presets.arcee import ARCEE
 from lt_shared.models.presets.cohere import COHERE
 from lt_shared.models.presets.deepseek import DEEPSEEK
@@ -46,6 +47,7 @@ _ALL = (
     *COHERE,
     *UNROTATED,
     *ARCEE,
+    *APERTUS,
     *ADJACENT_PAIRS,
 )
 PRESETS = {architecture.name: architecture for architecture in _ALL}

@@ -23,6 +23,8 @@ from lt_shared.models.architecture import Architecture
 PADDING = "padding."
 # Ends the name of a router's balancing bias: a buffer that the router counts tokens for, float32 in every model.
 BALANCING_BIAS = "e_score_correction_bias"
+# Names of xIELU's constants in a layer's MLP (Apertus): files have them as tensors without axes.
+XIELU_CONSTANTS = ("act_fn.beta", "act_fn.eps")
 # Names of tables: the format's, with a comma and what differs where a format has several. A legacy file has the tensor names of
 # TransformerEngine layers or of Megatron's local ones; TorchTitan renamed tensors in 2026.
 HF, MEGATRON, MEGATRON_TE, MEGATRON_LOCAL = "hf", "megatron-dist", "megatron-legacy", "megatron-legacy, local layers"
@@ -117,10 +119,10 @@ class Family:
         return result
 
     def of_parameters(self) -> Self:
-        """Return the family without balancing biases, which no optimizer updates, to convert the state of an optimizer."""
+        """Return the family without the tensors that no optimizer updates, to convert the state of an optimizer."""
 
         def shapes(architecture: Architecture) -> Mapping[str, Shape]:
-            return {name: shape for name, shape in self.shapes(architecture).items() if not is_balancing_bias(name)}
+            return {name: shape for name, shape in self.shapes(architecture).items() if is_trained(name)}
 
         return dataclasses.replace(self, shapes=shapes)
 
@@ -274,6 +276,11 @@ def is_balancing_bias(name: str) -> bool:
     return name.endswith(BALANCING_BIAS)
 
 
+def is_trained(name: str) -> bool:
+    """Whether an optimizer updates the canonical tensor of this name."""
+    return not name.endswith((BALANCING_BIAS, *XIELU_CONSTANTS))
+
+
 def has_stacked_layers(table: str, architecture: Architecture) -> bool:
     """Whether torch_dist stacks a weight's layers under one key: as GPTModel does where all layers are alike."""
     return table != MEGATRON_HYBRID and len(architecture.layer_kinds) == 1
@@ -291,6 +298,8 @@ def _alternatives(entries: Mapping[str, Entry], tensors: Mapping[str, Tensor]) -
 def _shape(row_mappings: tuple[RowMapping, ...], canonical: Mapping[str, Shape]) -> Shape:
     """The shape of the format's tensor with these row mappings."""
     shape = canonical[row_mappings[0].name]
+    if not shape:
+        return shape
     if row_mappings[0].canonical_expert is not None:
         shape = shape[1:]
     trailing = shape[:-1][::-1] if row_mappings[0].transposed else shape[1:]
@@ -301,6 +310,8 @@ def _shape(row_mappings: tuple[RowMapping, ...], canonical: Mapping[str, Shape])
 
 def _from_canonical(rows: RowMapping, source: Tensor, shape: Shape) -> tuple[tuple[range, ...], Tensor]:
     """The rows of the canonical tensor `source`, and their indices in the format's tensor of `shape`."""
+    if not shape:
+        return (), source
     if rows.canonical_expert is not None:
         source = source.at(rows.canonical_expert)
     piece = (source.transposed() if rows.transposed else source).take(0, rows.canonical_rows)
@@ -311,6 +322,8 @@ def _from_canonical(rows: RowMapping, source: Tensor, shape: Shape) -> tuple[tup
 
 def _to_canonical(rows: RowMapping, tensor: Tensor, shape: Shape) -> tuple[tuple[range, ...], Tensor]:
     """Return rows of the format's `tensor`, or of an expert's slice, and their indices in the canonical tensor of `shape`."""
+    if not shape:
+        return (), tensor
     piece = tensor.take(0, rows.format_rows)
     if rows.canonical_expert is None:
         return _in_canonical(rows, piece, shape)

@@ -77,7 +77,7 @@ def _stand_by(config: RunConfig, control: Controlled) -> int:
     any_rank = RankEnvironment(0, 0, ranks, ranks, rank_environment.LOOPBACK, 0, "lt-train")
     # A GPU context takes memory from the rank on that GPU. So it is made only when the rank to replace is known.
     prepared = device.prepare(device.CPU, any_rank) if config.parallelism.device == device.CPU else None
-    _import_run(config.scoring)
+    _import_run(config.scoring, control)
     if prepared is not None:
         # torch imports it in the first step, for half a second, although nothing is compiled on a CPU.
         import torch._dynamo.convert_frame  # noqa: F401
@@ -110,7 +110,7 @@ def start(config: RunConfig, rank_env: RankEnvironment, control: Controlled | No
                     if prepared_device is None:
                         prepare_process(config.parallelism, config.precision, config.memory, config.reporting)
                         prepared_device = prepare_device(config.parallelism.device, rank_env)
-                    run = _import_run(config.scoring)
+                    run = _import_run(config.scoring, control)
             return run(config, rank_env, prepared_device)
         except Exception as error:
             from lt_train.process import failure_report, interruption
@@ -130,7 +130,7 @@ def start(config: RunConfig, rank_env: RankEnvironment, control: Controlled | No
         config, rank_env = _begin_attempt(attempt)
 
 
-def _import_run(scores: Scoring | None) -> Callable[..., int]:
+def _import_run(scores: Scoring | None, control: Controlled | None) -> Callable[..., int]:
     """Import the function that the rank runs: score samples, or train.
 
     flash-attn-4 is hidden from megatron-core, which would import it for inference only.
@@ -138,6 +138,8 @@ def _import_run(scores: Scoring | None) -> Callable[..., int]:
     with rank_imports.hide("flash_attn.cute"):
         from lt_train.train import scoring, training_run
     clock.lap("megatron-core")
+    if control:
+        control.say_imported()
     return scoring.score if scores else training_run.train
 
 
@@ -158,8 +160,11 @@ def _leave_process_groups() -> None:
     import torch
     from megatron.core import parallel_state
 
+    from lt_train.megatron import distributed_c10d
+
     if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
+    distributed_c10d.count_groups_anew()
     parallel_state.destroy_model_parallel()
     state = vars(parallel_state)
     state.update({name: None for name, value in state.items() if isinstance(value, torch.distributed.ProcessGroup)})

@@ -32,6 +32,7 @@ from lt_train.models.mlps.mlp import MLP, Activation, GatedGemmMLP, GatedSharedE
 from lt_train.models.mlps.moe import DispatchingMoE, ExchangingMoE, LocalMoE, MoE
 from lt_train.models.mlps.router import Router
 from lt_train.models.mlps.sequential_experts import sequential_experts
+from lt_train.models.mlps.xielu import XIELU
 from lt_train.models.norms import last_norm, norm, summing_norm
 from lt_train.ops.expert_mlp import Operations
 from lt_train.ops.row_exchange import Exchange
@@ -164,6 +165,8 @@ class Pattern:
         return MLP(self.config, self.linears, width, self._activation(), has_norm)
 
     def _activation(self) -> Activation | None:
+        if self.architecture.activation == "xielu":
+            return XIELU(self.config)
         if self.kernels.fp8_cast == TRITON and self.kernels.recomputes_swiglu:
             return None
         return swiglu_kernel if self.kernels.swiglu == TRITON else torch_activation(self.config)

@@ -16,7 +16,7 @@ from megatron.core.dist_checkpointing.dict_utils import nested_values
 from megatron.core.dist_checkpointing.mapping import ShardedTensor, apply_factories
 from megatron.core.transformer.module import MegatronModule
 
-from lt_shared.models.architecture import Architecture
+from lt_shared.models.architecture import Architecture, mlps
 from lt_train.process.device import CPU
 
 RESIDUAL_OUTPUTS = ("linear_proj.weight", "linear_fc2.weight", "out_proj.weight")
@@ -42,18 +42,22 @@ def initialize(tensors: Iterable[ShardedTensor], architecture: Architecture, see
     write to the residual stream (as in GPT-2), and by sqrt(`width_multiplier`) for all matrices of layers (muP).
 
     Norms become one, or zero if the layer adds one. Biases and padded vocabulary rows become zero. A gated delta layer starts as
-    megatron-core's: its convolution with the deviation of torch's, its decay rates uniform between 1 and 16, their biases one.
+    megatron-core's: its convolution with the deviation of torch's, its decay rates uniform between 1 and 16, their biases one. The numbers of
+    xIELU get their first values.
     """
     norm = 0.0 if architecture.layernorm_zero_centered_gamma else 1.0
     for tensor in tensors:
         layer_axes = tensor.prepend_axis_num
         shape, offset = tensor.global_shape[layer_axes:], tensor.global_offset[layer_axes:]
+        constant = mlps.XIELU_NUMBERS.get(tensor.key.rpartition(".")[2])
+        if tensor.key.endswith((".dt_bias", ".gated_norm.weight")):
+            constant = 1.0
+        if constant is not None:
+            tensor.data.fill_(constant)
+            continue
         stream = _stream(seed, tensor.key, tensor.global_offset[:layer_axes])
         if tensor.key.endswith(".A_log"):
             tensor.data.copy_(_uniform(_index(tensor.data, shape, offset), stream).mul_(15).add_(1).log_())
-            continue
-        if tensor.key.endswith((".dt_bias", ".gated_norm.weight")):
-            tensor.data.fill_(1.0)
             continue
         if len(shape) == 1:
             tensor.data.fill_(norm if tensor.key.endswith(("norm.weight", "norm_weight")) else 0.0)

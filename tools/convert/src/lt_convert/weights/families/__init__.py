@@ -1,16 +1,18 @@
 """The model families: one module each, with its canonical tensors and a table for every format that has such models."""
 
 from lt_convert.weights.families.adjacent_pairs import ERNIE4_5, GLM, GLM4, HELIUM
+from lt_convert.weights.families.apertus import APERTUS
 from lt_convert.weights.families.arcee import ARCEE, NEMOTRON, STARCODER2
 from lt_convert.weights.families.cohere import COHERE
 from lt_convert.weights.families.deepseek import DEEPSEEK
+from lt_convert.weights.families.ernie4_5_moe import ERNIE4_5_MOE
 from lt_convert.weights.families.exaone4 import EXAONE4
 from lt_convert.weights.families.gemma import GEMMA, GEMMA2, GEMMA3
 from lt_convert.weights.families.glm4_moe import GLM4_MOE
 from lt_convert.weights.families.gpt2 import GPT2
 from lt_convert.weights.families.gpt_oss import GPT_OSS
 from lt_convert.weights.families.granite import GRANITE, GRANITE4
-from lt_convert.weights.families.hunyuan import HUNYUAN_V1_DENSE
+from lt_convert.weights.families.hunyuan import HUNYUAN_V1_DENSE, HUNYUAN_V1_MOE
 from lt_convert.weights.families.llama import LLAMA
 from lt_convert.weights.families.minimax_m2 import MINIMAX_M2
 from lt_convert.weights.families.ministral3 import MINISTRAL3
@@ -35,6 +37,7 @@ FAMILIES = {
     "ministral3": MINISTRAL3,
     "mistral3": MINISTRAL3,
     "hunyuan_v1_dense": HUNYUAN_V1_DENSE,
+    "hunyuan_v1_moe": HUNYUAN_V1_MOE,
     "qwen2": QWEN2,
     "qwen3": QWEN3,
     "gpt2": GPT2,
@@ -58,10 +61,12 @@ FAMILIES = {
     "smollm3": SMOLLM3,
     "arcee": ARCEE,
     "nemotron": NEMOTRON,
+    "apertus": APERTUS,
     "starcoder2": STARCODER2,
     "exaone4": EXAONE4,
     "helium": HELIUM,
     "ernie4_5": ERNIE4_5,
+    "ernie4_5_moe": ERNIE4_5_MOE,
     "glm": GLM,
     "glm4": GLM4,
     "gemma": GEMMA,

@@ -93,7 +93,8 @@ def _window_words(model: Architecture) -> str:
 def _layer_words(model: Architecture) -> str:
     place = {"pre": "", "post": " behind the layers", "both": " before and behind the layers"}[model.norm_placement]
     gated = {"silu": "SwiGLU", "gelu_tanh": "GeGLU", "clamped_swiglu": "clamped SwiGLU"}
-    activation = gated[model.activation] if model.is_gated else {"gelu_tanh": "GELU", "relu2": "squared ReLU"}[model.activation]
+    plain = {"gelu_tanh": "GELU", "relu2": "squared ReLU", "xielu": "xIELU"}
+    activation = (gated if model.is_gated else plain)[model.activation]
     parameters = {"weight_and_bias": "", "weight": " without biases", "none": " without parameters"}[model.layernorm_parameters]
     place += parameters + (", attention and MLP in parallel" if model.parallel_layers else "")
     return f"{model.normalization}{' times 1 + weight' if model.layernorm_zero_centered_gamma else ''}{place}, {activation}"
