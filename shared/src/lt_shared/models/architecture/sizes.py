@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from lt_shared.console import BadConfig
+from lt_shared.models.architecture import expert_groups
 from lt_shared.models.architecture.gated_delta import GatedDelta, check_gates
 from lt_shared.models.architecture.latent_attention import LatentAttention
 from lt_shared.models.rope_scaling import AnyScaling, LongRopeScaling, YarnScaling, check_counts, check_numbers
@@ -270,23 +271,7 @@ class Sizes:
         if self.moe_router_score_function == "sigmoid":
             # Megatron always normalises sigmoids over the chosen experts, whatever the setting says.
             object.__setattr__(self, "moe_router_pre_softmax", False)
-        self._check_groups(self.num_experts)
-
-    def _check_groups(self, experts: int) -> None:
-        groups, chosen, topk = self.moe_router_num_groups, self.moe_router_group_topk, self.moe_router_topk
-        if (groups is None) != (chosen is None):
-            raise BadConfig("groups of experts need both, their number and how many of them are chosen")
-        if not groups or not chosen:
-            if self.moe_router_group_score_topk:
-                raise BadConfig("moe_router_group_score_topk for a model whose experts are in no groups")
-            return
-        size = experts // groups
-        if experts % groups or chosen > groups or topk > chosen * size:
-            raise BadConfig(f"{topk} of {experts} experts cannot be chosen from {chosen} of {groups} groups")
-        if not 1 <= self.group_score_topk <= size:
-            raise BadConfig(f"the score of a group of {size} experts cannot be the sum of its best {self.group_score_topk}")
-        if self.moe_router_group_score_topk == topk // chosen:
-            object.__setattr__(self, "moe_router_group_score_topk", None)
+        expert_groups.check(self, self.num_experts)
 
     @property
     def group_score_topk(self) -> int:
