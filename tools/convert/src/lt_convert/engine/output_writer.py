@@ -23,6 +23,7 @@ from lt_convert.engine.journal import JOURNAL, Journal, open_output
 from lt_convert.engine.ledger import STATE
 from lt_convert.engine.occupancy import check_replaceable
 from lt_convert.engine.pieces import PieceChecksums, contents, piece_of, small_content
+from lt_convert.engine.preallocation import preallocate
 from lt_convert.engine.write_back import WriteBack
 from lt_convert.tensors.blocks import TensorReader
 from lt_convert.tensors.checksums import Checksums, Piece, new_hash
@@ -262,6 +263,7 @@ class _Workers:
         position = flushed = offset
         descriptor = self.directory.open(name, os.O_WRONLY)
         try:
+            preallocate(descriptor, offset, size_of(segment))
             for data in contents(segment, blocks):
                 if self._stop.is_set():
                     break
