@@ -51,6 +51,7 @@ ARCHITECTURES = {
     "glm": small("tiny-glm"),
     "glm4": small("tiny-glm4"),
     "qwen2-moe": small("tiny-qwen2-moe"),
+    "qwen3-next": small("tiny-qwen3-next"),
     "olmoe": small("tiny-olmoe"),
     "minimax-m2": small("tiny-minimax-m2"),
     "seed-oss": small("tiny-seed-oss"),

@@ -288,7 +288,7 @@ def test_what_a_type_takes_for_granted(config: Any) -> None:
         ("llama4_text", "attention in chunks"),
         ("nemotron_h", r"state-space layers \(Mamba\), and would need a scan of their own"),
         ("bamba", "state-space layers"),
-        ("qwen3_next", "linear attention"),
+        ("kimi_linear", "linear attention"),
         ("deepseek_v32", "sparse attention"),
         ("gemma3n_text", "embeddings for every layer"),
         ("phimoe", "a router that chooses its two experts one after the other"),

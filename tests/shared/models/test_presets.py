@@ -54,6 +54,8 @@ PUBLISHED = {
     "granite-3.1-8b": 8_170_848_256,
     "qwen1.5-moe-a2.7b": 14_315_784_192,
     "qwen3-30b-a3b": 30_532_122_624,
+    # Its files have 81,324,862,720, with a layer of multi-token prediction.
+    "qwen3-next-80b-a3b": 79_674_391_296,
     "deepseek-v2-lite": 15_706_484_224,
     "deepseek-v2": 235_741_434_880,
     "deepseek-v3": 671_026_404_352,
@@ -152,6 +154,7 @@ def test_transformers_makes_the_same_model(name: str) -> None:
     ("name", "billions"),
     [
         *(("mixtral-8x7b", 12.9), ("mixtral-8x22b", 39.2), ("qwen3-30b-a3b", 3.353), ("qwen3-235b-a22b", 22.19)),
+        ("qwen3-next-80b-a3b", 3.875),
         *(("deepseek-v2-lite", 2.661), ("deepseek-v2", 21.38), ("deepseek-v3", 37.55), ("kimi-k2", 32.86)),
         *(("ernie-4.5-21b-a3b", 3.35), ("ernie-4.5-300b-a47b", 47.93), ("hunyuan-a13b", 12.75)),
         *(("glm-4.5", 33.63), ("glm-4.5-air", 13.42), ("glm-4.7-flash", 3.90)),

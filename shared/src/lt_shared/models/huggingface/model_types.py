@@ -34,6 +34,7 @@ from lt_shared.models.huggingface.olmo import OLMO, OLMO2, OLMO3, OLMOE
 from lt_shared.models.huggingface.phi3 import PHI3, architecture_without_usual_factor
 from lt_shared.models.huggingface.qwen2_moe import QWEN2_MOE
 from lt_shared.models.huggingface.qwen3_moe import QWEN3_MOE
+from lt_shared.models.huggingface.qwen3_next import QWEN3_NEXT
 from lt_shared.models.huggingface.seed_oss import SEED_OSS
 from lt_shared.models.huggingface.smollm3 import SMOLLM3
 
@@ -49,6 +50,7 @@ _ALL = (
     MIXTRAL,
     QWEN2_MOE,
     QWEN3_MOE,
+    QWEN3_NEXT,
     PHI3,
     GRANITE,
     GRANITEMOE,

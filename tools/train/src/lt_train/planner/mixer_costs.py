@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from lt_shared.models.architecture import Architecture
-from lt_shared.models.architecture.sizes import ATTENTION, LATENT_ATTENTION
+from lt_shared.models.architecture.sizes import ATTENTION, GATED_DELTA, LATENT_ATTENTION
 
 
 class Setting(NamedTuple):
@@ -49,7 +49,9 @@ def _attention_activations(model: Architecture, setting: Setting) -> int:
     # Ranks that share a query group each hold its key and value.
     keys = model.kv_size * max(1, setting.tensor_ranks // model.num_query_groups)
     rotates_all = model.rotary_channels == model.kv_channels
-    return _count_activations(model, setting, model.query_size + 2 * keys, 2 * keys, model.query_size + keys, rotates_all)
+    # The gates, the copy of the others without them, and the product.
+    gates = 2 * model.query_size + 2 * keys + model.value_size if model.attention_output_gate else 0
+    return gates + _count_activations(model, setting, model.query_size + 2 * keys, 2 * keys, model.query_size + keys, rotates_all)
 
 
 def _latent_attention_activations(model: Architecture, setting: Setting) -> int:
@@ -79,7 +81,8 @@ def _count_activations(
 
 
 def _attention_operands(model: Architecture) -> int:
-    return model.query_size + 2 * model.kv_size + model.value_size
+    gates = model.query_size if model.attention_output_gate else 0
+    return model.query_size + gates + 2 * model.kv_size + model.value_size
 
 
 def _latent_projections(model: Architecture) -> int:
@@ -88,7 +91,26 @@ def _latent_projections(model: Architecture) -> int:
     return model.hidden_size * ((latent.q_lora_rank or 0) + latent.kv_lora_rank + latent.qk_pos_emb_head_dim)
 
 
+def _gated_delta_vectors(model: Architecture) -> int:
+    assert model.gated_delta is not None
+    return 2 * model.gated_delta.linear_num_value_heads
+
+
+def _gated_delta_activations(model: Architecture, setting: Setting) -> int:
+    """The projection's output, the convolution's before and after SiLU, the delta rule's, and the normalized and gated output."""
+    delta = model.gated_delta
+    assert delta is not None
+    return delta.projected_size + 2 * delta.convolved_size + 2 * delta.value_size
+
+
+def _gated_delta_operands(model: Architecture) -> int:
+    delta = model.gated_delta
+    assert delta is not None
+    return delta.projected_size + delta.value_size
+
+
 COSTS = {
     ATTENTION: MixerCosts(_zero, _attention_vectors, _attention_activations, _attention_operands),
     LATENT_ATTENTION: MixerCosts(_latent_projections, _zero, _latent_attention_activations, _attention_operands),
+    GATED_DELTA: MixerCosts(_zero, _gated_delta_vectors, _gated_delta_activations, _gated_delta_operands),
 }

@@ -24,6 +24,7 @@ from lt_convert.weights.families.qwen2 import QWEN2
 from lt_convert.weights.families.qwen2_moe import QWEN2_MOE
 from lt_convert.weights.families.qwen3 import QWEN3
 from lt_convert.weights.families.qwen3_moe import QWEN3_MOE
+from lt_convert.weights.families.qwen3_next import QWEN3_NEXT
 from lt_convert.weights.families.smollm3 import SMOLLM3
 from lt_convert.weights.mapping import Family
 from lt_shared.console import BadData
@@ -44,6 +45,7 @@ FAMILIES = {
     "mixtral": MIXTRAL,
     "qwen2_moe": QWEN2_MOE,
     "qwen3_moe": QWEN3_MOE,
+    "qwen3_next": QWEN3_NEXT,
     "phi3": PHI3,
     "granite": GRANITE,
     "granitemoe": GRANITE4,
