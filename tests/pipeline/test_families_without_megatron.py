@@ -13,7 +13,7 @@ import nursery
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, Mistral4ForCausalLM
 
 from lt_convert.commands.conversion import Request, convert
 from lt_shared.data import indexed_dataset
@@ -69,15 +69,19 @@ ARCHITECTURES = {
     "olmo": small("tiny-olmo", clip_qkv=1.0),
     "ministral3": small("tiny-ministral3"),
     "hunyuan": small("tiny-hunyuan"),
+    "mistral4": small("tiny-mistral4", kv_channels=0, moe_shared_expert_intermediate_size=96),
     "glm4-moe-lite": small("tiny-glm4-moe-lite", kv_channels=0),
 }
 
 
 def random_model(architecture: Architecture) -> Any:
     torch.manual_seed(1)
-    model = AutoModelForCausalLM.from_config(
-        AutoConfig.for_model(**huggingface.to_config(architecture, "float32")), attn_implementation="eager"
-    )
+    config = AutoConfig.for_model(**huggingface.to_config(architecture, "float32"))
+    if config.model_type == "mistral4":
+        # transformers 5.23's AutoModelForCausalLM does not know it.
+        model: Any = Mistral4ForCausalLM._from_config(config, attn_implementation="eager")
+    else:
+        model = AutoModelForCausalLM.from_config(config, attn_implementation="eager")
     # The embedding of a padding token would have no gradient.
     model.get_input_embeddings().padding_idx = None
     with torch.no_grad():

@@ -23,6 +23,7 @@ FAMILIES: dict[str, tuple[str, ...]] = {
     "arcee": (),
     "apertus": (),
     "ernie4.5-moe": ("--num-layers", "4"),
+    "mistral4": ("--num-layers", "4"),
     "starcoder2": ("--window-size", "15,0"),
 }
 TENSOR = ("--tensor-model-parallel-size", "2")
@@ -51,6 +52,7 @@ TRAINED = sampled(
         "arcee": ("tp2",),
         "apertus": ("tp2", "sp2", "pp2"),
         "starcoder2": ("sp2",),
+        "mistral4": ("sp2", "cp2"),
         "ernie4.5-moe": ("sp2", "pp2", "ep2"),
     },
     "ministral3",

@@ -27,7 +27,9 @@ from lt_shared.models.huggingface.granite import GRANITE, GRANITEMOE, GRANITEMOE
 from lt_shared.models.huggingface.hunyuan import HUNYUAN_V1_DENSE, HUNYUAN_V1_MOE
 from lt_shared.models.huggingface.llama import LLAMA, MISTRAL, MIXTRAL, QWEN2, QWEN3
 from lt_shared.models.huggingface.minimax_m2 import MINIMAX_M2
-from lt_shared.models.huggingface.ministral3 import MINISTRAL3, MISTRAL3
+from lt_shared.models.huggingface.ministral3 import MINISTRAL3
+from lt_shared.models.huggingface.mistral3 import MISTRAL3
+from lt_shared.models.huggingface.mistral4 import MISTRAL4
 from lt_shared.models.huggingface.olmo import OLMO, OLMO2, OLMO3, OLMOE
 from lt_shared.models.huggingface.phi3 import PHI3, architecture_without_usual_factor
 from lt_shared.models.huggingface.qwen2_moe import QWEN2_MOE
@@ -87,6 +89,7 @@ _ALL = (
     DEEPSEEK_V3,
     KIMI_K2,
     GLM4_MOE_LITE,
+    MISTRAL4,
     GLM4_MOE,
     DOTS1,
     GPT2,

@@ -16,6 +16,7 @@ from lt_convert.weights.families.hunyuan import HUNYUAN_V1_DENSE, HUNYUAN_V1_MOE
 from lt_convert.weights.families.llama import LLAMA
 from lt_convert.weights.families.minimax_m2 import MINIMAX_M2
 from lt_convert.weights.families.ministral3 import MINISTRAL3
+from lt_convert.weights.families.mistral4 import MISTRAL4
 from lt_convert.weights.families.mixtral import MIXTRAL
 from lt_convert.weights.families.olmo import OLMO, OLMO1, OLMOE
 from lt_convert.weights.families.phi3 import PHI3
@@ -83,6 +84,7 @@ FAMILIES = {
     "deepseek_v3": DEEPSEEK,
     "kimi_k2": DEEPSEEK,
     "glm4_moe_lite": DEEPSEEK,
+    "mistral4": MISTRAL4,
     "glm4_moe": GLM4_MOE,
     "dots1": GLM4_MOE,
 }
