@@ -52,6 +52,8 @@ ARCHITECTURES = {
     "glm4": small("tiny-glm4"),
     "qwen2-moe": small("tiny-qwen2-moe"),
     "qwen3-next": small("tiny-qwen3-next"),
+    "qwen3.5": small("tiny-qwen3.5"),
+    "qwen3.5-moe": small("tiny-qwen3.5-moe"),
     "olmoe": small("tiny-olmoe"),
     "minimax-m2": small("tiny-minimax-m2"),
     "seed-oss": small("tiny-seed-oss"),

@@ -56,6 +56,8 @@ PUBLISHED = {
     "qwen3-30b-a3b": 30_532_122_624,
     # Its files have 81,324,862,720, with a layer of multi-token prediction.
     "qwen3-next-80b-a3b": 79_674_391_296,
+    # llama.cpp counts the language model.
+    "qwen3.5-0.8b": 752_393_024,
     "deepseek-v2-lite": 15_706_484_224,
     "deepseek-v2": 235_741_434_880,
     "deepseek-v3": 671_026_404_352,
@@ -117,6 +119,14 @@ ROUNDED = {
     "ernie-4.5-0.3b": 0.36,
     "glm-4-9b": 9.40,
     "glm-4-9b-0414": 9.40,
+    # As llama.cpp counts the language models.
+    "qwen3.5-2b": 1.88,
+    "qwen3.5-4b": 4.21,
+    "qwen3.5-9b": 8.95,
+    "qwen3.5-27b": 26.90,
+    "qwen3.5-35b-a3b": 34.66,
+    "qwen3.5-122b-a10b": 122.11,
+    "qwen3.5-397b-a17b": 396.35,
 }
 GPT_OSS = [("gpt-oss-20b", 4.187), ("gpt-oss-120b", 5.712)]
 TINY = [name for name in PRESETS if name.startswith("tiny")]
@@ -154,7 +164,8 @@ def test_transformers_makes_the_same_model(name: str) -> None:
     ("name", "billions"),
     [
         *(("mixtral-8x7b", 12.9), ("mixtral-8x22b", 39.2), ("qwen3-30b-a3b", 3.353), ("qwen3-235b-a22b", 22.19)),
-        ("qwen3-next-80b-a3b", 3.875),
+        *(("qwen3-next-80b-a3b", 3.875), ("qwen3.5-35b-a3b", 3.455), ("qwen3.5-122b-a10b", 9.771)),
+        ("qwen3.5-397b-a17b", 17.349),
         *(("deepseek-v2-lite", 2.661), ("deepseek-v2", 21.38), ("deepseek-v3", 37.55), ("kimi-k2", 32.86)),
         *(("ernie-4.5-21b-a3b", 3.35), ("ernie-4.5-300b-a47b", 47.93), ("hunyuan-a13b", 12.75)),
         *(("glm-4.5", 33.63), ("glm-4.5-air", 13.42), ("glm-4.7-flash", 3.90)),

@@ -33,6 +33,7 @@ from lt_shared.models.huggingface.mistral4 import MISTRAL4
 from lt_shared.models.huggingface.olmo import OLMO, OLMO2, OLMO3, OLMOE
 from lt_shared.models.huggingface.phi3 import PHI3, architecture_without_usual_factor
 from lt_shared.models.huggingface.qwen2_moe import QWEN2_MOE
+from lt_shared.models.huggingface.qwen3_5 import QWEN3_5, QWEN3_5_MOE, QWEN3_5_MOE_TEXT, QWEN3_5_TEXT
 from lt_shared.models.huggingface.qwen3_moe import QWEN3_MOE
 from lt_shared.models.huggingface.qwen3_next import QWEN3_NEXT
 from lt_shared.models.huggingface.seed_oss import SEED_OSS
@@ -51,6 +52,10 @@ _ALL = (
     QWEN2_MOE,
     QWEN3_MOE,
     QWEN3_NEXT,
+    QWEN3_5_TEXT,
+    QWEN3_5,
+    QWEN3_5_MOE_TEXT,
+    QWEN3_5_MOE,
     PHI3,
     GRANITE,
     GRANITEMOE,

@@ -43,7 +43,7 @@ _REASONS: Mapping[str, tuple[str, ...]] = {
     _CHUNKED: ("llama4", "llama4_text"),
     STATE_SPACE: (*("nemotron_h", "bamba", "falcon_h1", "falcon_mamba", "jamba", "mamba", "mamba2", "zamba", "zamba2"),),
     _LINEAR_ATTENTION: (
-        *("qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text", "qwen4_exp", "qwen4_exp_text"),
+        *("qwen4_exp", "qwen4_exp_text"),
         *("kimi_linear", "olmo_hybrid", "minimax", "bailing_hybrid", "rwkv", "xlstm", "recurrent_gemma"),
     ),
     _SPARSE_ATTENTION: ("deepseek_v32", "deepseek_v4", "glm_moe_dsa", "glm5_next"),

@@ -23,6 +23,7 @@ from lt_convert.weights.families.phi3 import PHI3
 from lt_convert.weights.families.qwen2 import QWEN2
 from lt_convert.weights.families.qwen2_moe import QWEN2_MOE
 from lt_convert.weights.families.qwen3 import QWEN3
+from lt_convert.weights.families.qwen3_5 import QWEN3_5, QWEN3_5_MOE
 from lt_convert.weights.families.qwen3_moe import QWEN3_MOE
 from lt_convert.weights.families.qwen3_next import QWEN3_NEXT
 from lt_convert.weights.families.smollm3 import SMOLLM3
@@ -46,6 +47,10 @@ FAMILIES = {
     "qwen2_moe": QWEN2_MOE,
     "qwen3_moe": QWEN3_MOE,
     "qwen3_next": QWEN3_NEXT,
+    "qwen3_5_text": QWEN3_5,
+    "qwen3_5": QWEN3_5,
+    "qwen3_5_moe_text": QWEN3_5_MOE,
+    "qwen3_5_moe": QWEN3_5_MOE,
     "phi3": PHI3,
     "granite": GRANITE,
     "granitemoe": GRANITE4,
