@@ -291,7 +291,8 @@ def test_what_a_type_takes_for_granted(config: Any) -> None:
         ("kimi_linear", "linear attention"),
         ("deepseek_v32", "sparse attention"),
         ("gemma3n_text", "embeddings for every layer"),
-        ("phimoe", "a router that chooses its two experts one after the other"),
+        ("gemma4_text", r"norms of values, .*hidden_size_per_layer_input 256 .*, global_head_dim 512 .*, and would need them"),
+        ("phimoe", "a router that chooses its two experts one after the other, in training at random"),
     ],
 )
 def test_a_model_that_cannot_be_computed_is_refused_with_what_it_would_need(kind: str, reason: str) -> None:
