@@ -37,6 +37,7 @@ LAYOUTS = {
     ),
     "bf16-gradients": ("--bf16", "--grad-reduce-in-bf16"),
     "gpt": ("--model", "tiny-gpt3", "--bf16"),
+    "delta": ("--model", "tiny-qwen3.5"),
     "zero": ZERO,
     "bf16-zero": (*ZERO, "--bf16"),
     # Of few tokens the weights that a layer gathers are the larger part.
