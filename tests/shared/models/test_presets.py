@@ -95,6 +95,8 @@ PUBLISHED = {
 }
 # Billions, of publishers that round.
 ROUNDED = {
+    "granite-3.1-1b-a400m": 1.33,
+    "granite-3.1-3b-a800m": 3.30,
     "granite-4.0-micro": 3.40,
     "ernie-4.5-21b-a3b": 21.8,
     "ernie-4.5-300b-a47b": 299.5,
@@ -168,7 +170,13 @@ def test_transformers_makes_the_same_model(name: str) -> None:
         *(("qwen3-next-80b-a3b", 3.875), ("qwen3.5-35b-a3b", 3.455), ("qwen3.5-122b-a10b", 9.771)),
         ("qwen3.5-397b-a17b", 17.349),
         *(("deepseek-v2-lite", 2.661), ("deepseek-v2", 21.38), ("deepseek-v3", 37.55), ("kimi-k2", 32.86)),
-        *(("ernie-4.5-21b-a3b", 3.35), ("ernie-4.5-300b-a47b", 47.93), ("hunyuan-a13b", 12.75)),
+        *(
+            ("granite-3.1-1b-a400m", 0.43),
+            ("granite-3.1-3b-a800m", 0.88),
+            ("ernie-4.5-21b-a3b", 3.35),
+            ("ernie-4.5-300b-a47b", 47.93),
+            ("hunyuan-a13b", 12.75),
+        ),
         *(("glm-4.5", 33.63), ("glm-4.5-air", 13.42), ("glm-4.7-flash", 3.90)),
         *(("dots.llm1", 14.02), ("minimax-m2", 11.03), ("olmoe-1b-7b", 1.282)),
         *GPT_OSS,

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.flop_counter import FlopCounterMode
-from transformers import AutoConfig, AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, Mistral4ForCausalLM, PreTrainedModel
 
 from lt_shared.console import BadConfig
 from lt_shared.models import huggingface
@@ -100,7 +100,11 @@ def test_flops_of_every_family_are_those_that_torch_counts(name: str) -> None:
     """In its model of transformers, forward: latents, shared experts, chosen experts and the router. No window is as short."""
     shape = dataclasses.replace(PRESETS[name], mtp_num_layers=0)
     config = AutoConfig.for_model(**huggingface.to_config(shape, "float32"))
-    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager")
+    if shape.query_temperature_beta and shape.latent_attention:
+        # transformers 5.23's AutoModelForCausalLM does not know Mistral 4.
+        model: Any = Mistral4ForCausalLM._from_config(config, attn_implementation="eager")
+    else:
+        model = AutoModelForCausalLM.from_config(config, attn_implementation="eager")
     # torch does not count its grouped product.
     model.set_experts_implementation("eager")
     length = 8
