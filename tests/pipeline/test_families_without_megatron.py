@@ -18,7 +18,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, Mistral4ForCausalLM
 from lt_convert.commands.conversion import Request, convert
 from lt_shared.data import indexed_dataset
 from lt_shared.models import huggingface
-from lt_shared.models.architecture import Architecture
+from lt_shared.models.architecture import Architecture, GatedDelta
 from lt_shared.models.presets import preset
 
 SEQUENCE = 64
@@ -34,6 +34,8 @@ def small(name: str, **changes: Any) -> Architecture:
     return dataclasses.replace(base, **(SMALL | factor | changes))
 
 
+# transformers saves the three parts of the convolution as if they were equal.
+EVEN = dataclasses.replace(preset("tiny-olmo-hybrid").gated_delta or GatedDelta((0,)), linear_value_head_dim=24)
 ARCHITECTURES = {
     "olmo2": small("tiny-olmo2"),
     "olmo3": small("tiny-olmo3", sliding_window=WINDOW),
@@ -53,6 +55,8 @@ ARCHITECTURES = {
     "qwen2-moe": small("tiny-qwen2-moe"),
     "qwen3-next": small("tiny-qwen3-next"),
     "qwen3.5": small("tiny-qwen3.5"),
+    "olmo-hybrid": small("tiny-olmo-hybrid", gated_delta=EVEN),
+    "olmo-hybrid-rotated": small("tiny-olmo-hybrid", gated_delta=EVEN, no_rope_freq=None),
     "qwen3.5-moe": small("tiny-qwen3.5-moe"),
     "olmoe": small("tiny-olmoe"),
     "minimax-m2": small("tiny-minimax-m2"),

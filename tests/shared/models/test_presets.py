@@ -123,6 +123,7 @@ ROUNDED = {
     "glm-4-9b-0414": 9.40,
     # As llama.cpp counts the language models.
     "qwen3.5-2b": 1.88,
+    "olmo-hybrid-7b": 7.43,
     "qwen3.5-4b": 4.21,
     "qwen3.5-9b": 8.95,
     "qwen3.5-27b": 26.90,

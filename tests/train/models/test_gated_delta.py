@@ -23,6 +23,7 @@ TINY = preset("tiny-qwen3-next")
 # Samples longer than a chunk.
 TRAINING = ("--model", TINY.name, "--hidden-size", "64", *BRIEF, "--seq-length", "96")
 DOCUMENTS = ("--reset-attention-mask", "--reset-position-ids", "--eod-mask-loss")
+HYBRID = ("--model", "tiny-olmo-hybrid")
 SPLIT = ("--tensor-model-parallel-size", "2", "--sequence-parallel")
 LAYOUTS = sampled(
     {
@@ -34,9 +35,13 @@ LAYOUTS = sampled(
         "recomputed": ("--recompute-granularity", "full", "--recompute-method", "uniform", "--recompute-num-layers", "1"),
         "resumed": ("--load", "stopped"),
         "documents-sp2": (*DOCUMENTS, *SPLIT),
+        # Without sequence parallelism, and with norms behind attention.
+        "hybrid-tp2": (*HYBRID, "--tensor-model-parallel-size", "2"),
+        "hybrid-pp2": (*HYBRID, "--pipeline-model-parallel-size", "2"),
     },
     "sp2",
     "documents-sp2",
+    "hybrid-tp2",
     "resumed",
 )
 
@@ -44,7 +49,7 @@ LAYOUTS = sampled(
 @pytest.fixture(scope="module")
 def outcomes(tmp_path_factory: pytest.TempPathFactory, dataset: Dataset) -> dict[str, Outcome]:
     place = tmp_path_factory.mktemp("runs")
-    runs = {"alone": (), "stopped": ("--exit-interval", "1"), "documents-alone": DOCUMENTS, **LAYOUTS}
+    runs = {"alone": (), "stopped": ("--exit-interval", "1"), "documents-alone": DOCUMENTS, "hybrid-alone": HYBRID, **LAYOUTS}
     commands = {
         name: (*TRAINING, *(str(place / word) if word == "stopped" else word for word in options), dataset.prefix)
         for name, options in runs.items()
@@ -54,7 +59,8 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory, dataset: Dataset) -> dict
 
 @pytest.mark.parametrize("layout", [name for name in LAYOUTS if name != "resumed"])
 def test_every_layout_has_the_losses_of_one_rank(layout: str, outcomes: dict[str, Outcome]) -> None:
-    alone = outcomes["documents-alone" if layout.startswith("documents") else "alone"]
+    *variant, _ = layout.split("-")
+    alone = outcomes["-".join((*variant, "alone"))]
     assert outcomes[layout].error is None
     assert alone.losses.keys() == BRIEF_LOSSES
     assert outcomes[layout].losses == pytest.approx(alone.losses, abs=1e-5)

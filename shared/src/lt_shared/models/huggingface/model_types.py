@@ -31,6 +31,7 @@ from lt_shared.models.huggingface.ministral3 import MINISTRAL3
 from lt_shared.models.huggingface.mistral3 import MISTRAL3
 from lt_shared.models.huggingface.mistral4 import MISTRAL4
 from lt_shared.models.huggingface.olmo import OLMO, OLMO2, OLMO3, OLMOE
+from lt_shared.models.huggingface.olmo_hybrid import OLMO_HYBRID
 from lt_shared.models.huggingface.phi3 import PHI3, architecture_without_usual_factor
 from lt_shared.models.huggingface.qwen2_moe import QWEN2_MOE
 from lt_shared.models.huggingface.qwen3_5 import QWEN3_5, QWEN3_5_MOE, QWEN3_5_MOE_TEXT, QWEN3_5_TEXT
@@ -67,6 +68,7 @@ _ALL = (
     OLMO2,
     OLMO3,
     OLMOE,
+    OLMO_HYBRID,
     MINIMAX_M2,
     SEED_OSS,
     SMOLLM3,

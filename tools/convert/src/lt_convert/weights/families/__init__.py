@@ -19,6 +19,7 @@ from lt_convert.weights.families.ministral3 import MINISTRAL3
 from lt_convert.weights.families.mistral4 import MISTRAL4
 from lt_convert.weights.families.mixtral import MIXTRAL
 from lt_convert.weights.families.olmo import OLMO, OLMO1, OLMOE
+from lt_convert.weights.families.olmo_hybrid import OLMO_HYBRID
 from lt_convert.weights.families.phi3 import PHI3
 from lt_convert.weights.families.qwen2 import QWEN2
 from lt_convert.weights.families.qwen2_moe import QWEN2_MOE
@@ -62,6 +63,7 @@ FAMILIES = {
     "olmo2": OLMO,
     "olmo3": OLMO,
     "olmoe": OLMOE,
+    "olmo_hybrid": OLMO_HYBRID,
     "minimax_m2": MINIMAX_M2,
     "seed_oss": QWEN2,
     "smollm3": SMOLLM3,

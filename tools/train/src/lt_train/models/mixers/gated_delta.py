@@ -44,7 +44,7 @@ class GatedDeltaNet(MegatronModule):  # type: ignore[misc]
         self.conv1d = Convolution(config, sizes.convolved_size, sizes.linear_conv_kernel_dim)
         self.dt_bias = _sharded(config, heads)
         self.A_log = _sharded(config, heads)
-        self.gated_norm = GatedNorm(config, sizes.linear_value_head_dim)
+        self.gated_norm = GatedNorm(config, sizes.linear_value_head_dim, sizes.output_norm_epsilon or config.layernorm_epsilon)
         self.out_proj = linears.row(sizes.value_size, config.hidden_size, bias=False)
 
     def forward(self, hidden_states: Tensor, documents: Tensor | None, angles: Tensor | None) -> Outputs:
@@ -64,6 +64,7 @@ class GatedDeltaNet(MegatronModule):  # type: ignore[misc]
         query, key = (part.reshape(*part.shape[:2], -1, sizes.linear_key_head_dim) for part in (query, key))
         value = value.reshape(*value.shape[:2], -1, sizes.linear_value_head_dim)
         strength, log_decay = compiled(_gates)(betas.transpose(0, 1), alphas.transpose(0, 1), self.A_log, self.dt_bias)
+        strength = 2 * strength if sizes.doubles_strength else strength
         outputs = gated_delta_rule(query, key, value, log_decay, strength, numbers)
         return self.gated_norm(outputs.transpose(0, 1), gates)  # type: ignore[no-any-return]
 
@@ -104,9 +105,9 @@ class Convolution(torch.nn.Module):
 class GatedNorm(torch.nn.Module):
     """RMSNorm of single heads, times the SiLU of a gate per channel."""
 
-    def __init__(self, config: TransformerConfig, size: int):
+    def __init__(self, config: TransformerConfig, size: int, eps: float):
         super().__init__()
-        self.eps = config.layernorm_epsilon
+        self.eps = eps
         self.weight = torch.nn.Parameter(torch.ones(size, dtype=config.params_dtype, device=torch.cuda.current_device()))
 
     def forward(self, heads: Tensor, gates: Tensor) -> Tensor:
