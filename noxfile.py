@@ -52,6 +52,8 @@ task = functools.partial(nox.session, venv_backend="virtualenv")
 
 nox.options.reuse_venv = "yes"
 nox.options.sessions = ["tests"]
+# A session that finds no Python of its version would otherwise be skipped, and nox would exit with 0.
+nox.options.error_on_missing_interpreters = True
 nox.needs_version = ">=2024.3.2"
 
 
@@ -265,7 +267,7 @@ def newest(session: nox.Session) -> None:
     """Run the tests that touch other packages with their newest releases, on the newest Python, and print a table of versions.
 
     `-- --pre` takes pre-releases, `-- --megatron PATH` megatron-core from a checkout, `-- --package NAME` runs the tests of a
-    package only. Other arguments are pytest's. Not part of CI: what it finds is to be mended or listed in docs/versions.md.
+    package only. Other arguments are pytest's. Not part of CI: mend or list its findings in docs/versions.md.
     """
     words = list(session.posargs)
     megatron = words.pop(words.index("--megatron") + 1) if "--megatron" in words else None

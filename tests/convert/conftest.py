@@ -140,7 +140,7 @@ def stored_tensors() -> Callable[[Path], dict[str, bytes]]:
                 assert file.metadata() == {"format": "pt"}
                 for name in file.keys():  # noqa: SIM118
                     tensor = file.get_tensor(name)
-                    found[name] = (f"{tensor.dtype} {list(tensor.shape)}", tensor.view(torch.uint8).numpy().tobytes())
+                    found[name] = (f"{tensor.dtype} {list(tensor.shape)}", tensor.flatten().view(torch.uint8).numpy().tobytes())
         return found
 
     return read

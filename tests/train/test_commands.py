@@ -35,6 +35,11 @@ def test_options_are_found_by_a_word_of_their_name() -> None:
     assert page.startswith("Optimizer:\n") and "  --lr FLOAT" in page and "--min-lr" in page and "--clip-grad" not in page
 
 
+def test_options_are_found_by_a_word_of_their_description() -> None:
+    page = train("help", "infinite").out
+    assert page.startswith("Precision:\n") and "  --hysteresis " in page and "--bf16" not in page
+
+
 def test_what_is_neither_is_refused() -> None:
     done = train("help", "quantum")
     assert (done.code, done.out) == (2, "")

@@ -68,8 +68,8 @@ def test_what_does_not_fit_is_no_error() -> None:
         ({"seq_length": True}, "seq_length is True, and takes a value", None),
         ({"rampup_batch_size": [1, 2]}, "requires 3 arguments", None),
         ({"seq_length": {"long": 1}}, "is not a valid integer range", None),
-        ({"model": "llama9"}, "no model preset 'llama9'", "presets: tiny"),
-        ({"model": "--help"}, "no model preset '--help'", "presets: tiny"),
+        ({"model": "llama9"}, "no model preset 'llama9'", "presets of a like name: llama2-7b"),
+        ({"model": "--help"}, "no model preset '--help'", "lt-train models lists the presets"),
     ],
     ids=lambda value: str(value) if isinstance(value, dict) else "",
 )

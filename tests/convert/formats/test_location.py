@@ -97,6 +97,12 @@ def test_manifest_without_a_checkpoint(text: str, monkeypatch: pytest.MonkeyPatc
 def test_what_is_no_checkpoint(hf: Path, tmp_path: Path) -> None:
     with pytest.raises(NoInput, match="no such directory"):
         locate(tmp_path / "gone")
+    with pytest.raises(NoInput, match="no such directory") as missing:
+        locate(tmp_path / "meta-llama" / "Llama-3.1-8B")
+    assert missing.value.hint == "a model of the Hugging Face Hub: hf download meta-llama/Llama-3.1-8B --local-dir Llama-3.1-8B"
+    with pytest.raises(NoInput, match="no such directory") as missing:
+        locate(hf.parent / f"{hf.name}x")
+    assert missing.value.hint == f"did you mean {hf}?"
     with pytest.raises(NoInput, match="not a directory"):
         locate(hf / "config.json")
     (hf / "model.safetensors").unlink()

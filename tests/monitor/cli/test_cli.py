@@ -199,3 +199,13 @@ def test_output_is_utf_8_in_any_locale(tmp_path: Path) -> None:
     result = subprocess.run([*TOOL, "scrape", "ü.log"], capture_output=True, cwd=tmp_path, env=environment)
     assert result.returncode == 0, result.stderr
     assert all(json.loads(line) for line in result.stdout.splitlines())
+
+
+def test_a_log_without_a_command_is_answered_with_the_command(tmp_path: Path) -> None:
+    (tmp_path / "a run.log").touch()
+    done = run("a run.log", cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (
+        2,
+        b"lt-monitor: error: a run.log is no command\nhint: lt-monitor summarize 'a run.log'\n",
+    )
+    assert b"No such command 'gone.log'" in run("gone.log", cwd=tmp_path).stderr

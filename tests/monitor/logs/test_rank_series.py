@@ -93,6 +93,15 @@ def test_runs_of_their_own_stay_so(contents: dict[str, str], tmp_path: Path) -> 
     assert len(set(names.values())) == len(contents)
 
 
+def test_two_logs_decide_that_a_thousand_are_runs_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    logs = write(tmp_path, {f"slurm-{job}.out": steps((2.5, 2.4, 2.3, 2.2 + job)) for job in range(30)})
+    opened: list[str] = []
+    open_log = rank_series.log_files.open_log
+    monkeypatch.setattr(rank_series.log_files, "open_log", lambda path: opened.append(path) or open_log(path))
+    assert len(set(rank_series.run_names(logs).values())) == 30
+    assert len(opened) == 2
+
+
 def test_two_jobs_with_their_ranks_are_two_runs(tool: Any, tmp_path: Path) -> None:
     other = {f"slurm-78_{rank}.out": (steps((3.0, 2.9, 2.8)) if rank == 0 else "") + TIMEOUT.format(rank) for rank in range(4)}
     paths = write(tmp_path, {f"slurm-77_{rank}.out": content(rank) for rank in range(4)} | other)

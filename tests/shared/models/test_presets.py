@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, GPT2Config
+from transformers import AutoConfig, AutoModelForCausalLM, GPT2Config, Mistral4ForCausalLM
 
 from lt_shared.console import UsageError
 from lt_shared.models import huggingface
@@ -54,6 +54,10 @@ PUBLISHED = {
     "granite-3.1-8b": 8_170_848_256,
     "qwen1.5-moe-a2.7b": 14_315_784_192,
     "qwen3-30b-a3b": 30_532_122_624,
+    # Its files have 81,324,862,720, with a layer of multi-token prediction.
+    "qwen3-next-80b-a3b": 79_674_391_296,
+    # llama.cpp counts the language model.
+    "qwen3.5-0.8b": 752_393_024,
     "deepseek-v2-lite": 15_706_484_224,
     "deepseek-v2": 235_741_434_880,
     "deepseek-v3": 671_026_404_352,
@@ -76,6 +80,10 @@ PUBLISHED = {
     "glm-4.5": 352_797_814_784,
     "glm-4.5-air": 106_852_245_504,
     "olmoe-1b-7b": 6_919_161_856,
+    "command-r7b": 8_028_033_024,
+    "olmo-1b": 1_176_764_416,
+    "olmo-7b": 6_888_095_744,
+    "olmo-7b-0724": 6_888_095_744,
     "gemma-2b": 2_506_172_416,
     "gemma-7b": 8_537_680_896,
     "smollm3-3b": 3_075_098_624,
@@ -87,6 +95,21 @@ PUBLISHED = {
 }
 # Billions, of publishers that round.
 ROUNDED = {
+    "granite-3.1-1b-a400m": 1.33,
+    "granite-3.1-3b-a800m": 3.30,
+    "granite-4.0-micro": 3.40,
+    "ernie-4.5-21b-a3b": 21.8,
+    "ernie-4.5-300b-a47b": 299.5,
+    "apertus-8b": 8.05,
+    "apertus-70b": 70.6,
+    "mistral-small-4": 119,
+    "command-a": 111.06,
+    "ministral3-3b": 3.43,
+    "ministral3-8b": 8.49,
+    "ministral3-14b": 13.5,
+    "hunyuan-1.8b": 1.79,
+    "hunyuan-7b": 7.50,
+    "hunyuan-a13b": 80.4,
     "glm-4.7-flash": 29.9,
     "dots.llm1": 143,
     "minimax-m2": 229,
@@ -98,6 +121,15 @@ ROUNDED = {
     "ernie-4.5-0.3b": 0.36,
     "glm-4-9b": 9.40,
     "glm-4-9b-0414": 9.40,
+    # As llama.cpp counts the language models.
+    "qwen3.5-2b": 1.88,
+    "olmo-hybrid-7b": 7.43,
+    "qwen3.5-4b": 4.21,
+    "qwen3.5-9b": 8.95,
+    "qwen3.5-27b": 26.90,
+    "qwen3.5-35b-a3b": 34.66,
+    "qwen3.5-122b-a10b": 122.11,
+    "qwen3.5-397b-a17b": 396.35,
 }
 GPT_OSS = [("gpt-oss-20b", 4.187), ("gpt-oss-120b", 5.712)]
 TINY = [name for name in PRESETS if name.startswith("tiny")]
@@ -125,15 +157,26 @@ def test_transformers_makes_the_same_model(name: str) -> None:
         written["model_type"] = written["model_type"].replace("kimi_k2", "deepseek_v3")
         config = AutoConfig.for_model(**written)
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config)
-    assert preset(name).parameters() == sum(parameter.numel() for parameter in model.parameters())
+        # transformers 5.23's AutoModelForCausalLM does not know Mistral 4.
+        is_unknown = config.model_type == "mistral4"
+        model = Mistral4ForCausalLM(config) if is_unknown else AutoModelForCausalLM.from_config(config)
+    assert preset(name).parameters() == sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
 
 
 @pytest.mark.parametrize(
     ("name", "billions"),
     [
         *(("mixtral-8x7b", 12.9), ("mixtral-8x22b", 39.2), ("qwen3-30b-a3b", 3.353), ("qwen3-235b-a22b", 22.19)),
+        *(("qwen3-next-80b-a3b", 3.875), ("qwen3.5-35b-a3b", 3.455), ("qwen3.5-122b-a10b", 9.771)),
+        ("qwen3.5-397b-a17b", 17.349),
         *(("deepseek-v2-lite", 2.661), ("deepseek-v2", 21.38), ("deepseek-v3", 37.55), ("kimi-k2", 32.86)),
+        *(
+            ("granite-3.1-1b-a400m", 0.43),
+            ("granite-3.1-3b-a800m", 0.88),
+            ("ernie-4.5-21b-a3b", 3.35),
+            ("ernie-4.5-300b-a47b", 47.93),
+            ("hunyuan-a13b", 12.75),
+        ),
         *(("glm-4.5", 33.63), ("glm-4.5-air", 13.42), ("glm-4.7-flash", 3.90)),
         *(("dots.llm1", 14.02), ("minimax-m2", 11.03), ("olmoe-1b-7b", 1.282)),
         *GPT_OSS,
@@ -174,10 +217,43 @@ def test_the_tiny_presets_fit_the_demo_tokenizer(name: str) -> None:
     assert preset(name).vocab_size == len(json.loads(TOKENIZER.read_text()))
 
 
-def test_an_unknown_name_lists_the_presets() -> None:
-    with pytest.raises(UsageError, match="no model preset 'llama9'") as caught:
-        preset("llama9")
-    assert caught.value.hint is not None and "llama3.2-1b" in caught.value.hint
+DOWNLOAD = "--model {}; its tokenizer: hf download {} --include '*token*' 'vocab*' 'merges*'"
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("llama9", "presets of a like name: llama2-7b, llama2-13b"),
+        ("tny", "did you mean tiny?"),
+        ("Llama-3.1-8B", "did you mean llama3.1-8b?"),
+        ("xyz", "lt-train models lists the presets"),
+        ("--help", "lt-train models lists the presets"),
+        ("someone/my-model", "lt-train models lists the presets"),
+        *(
+            (name, DOWNLOAD.format(published, name))
+            for name, published in (
+                ("meta-llama/Llama-3.1-8B", "llama3.1-8b"),
+                ("meta-llama/Meta-Llama-3-8B-Instruct", "llama3-8b"),
+                ("meta-llama/Llama-2-7b-hf", "llama2-7b"),
+                ("Qwen/Qwen3-30B-A3B-Base", "qwen3-30b-a3b"),
+                ("mistralai/Mistral-7B-v0.3", "mistral-7b-v0.3"),
+                ("google/gemma-3-1b-pt", "gemma3-1b"),
+                ("allenai/OLMo-2-0425-1B", "olmo2-1b"),
+                ("microsoft/Phi-3-mini-4k-instruct", "phi3-mini-4k"),
+                ("deepseek-ai/DeepSeek-V3", "deepseek-v3"),
+                ("openai/gpt-oss-20b", "gpt-oss-20b"),
+                ("moonshotai/Kimi-K2-Instruct", "kimi-k2"),
+                ("ibm-granite/granite-3.1-2b-base", "granite-3.1-2b"),
+            )
+        ),
+        ("mistralai/Mixtral-8x7B-v0.1", "did you mean mixtral-8x7b"),
+    ],
+)
+def test_an_unknown_name_is_answered_with_the_nearest_presets(name: str, hint: str) -> None:
+    with pytest.raises(UsageError, match="no model preset") as caught:
+        preset(name)
+    assert caught.value.hint is not None
+    assert caught.value.hint.startswith(hint)
 
 
 @pytest.mark.parametrize(

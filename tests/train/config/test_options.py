@@ -40,6 +40,18 @@ def test_what_is_ambiguous_is_refused(case: str, tmp_path: Path) -> None:
     assert len(result.err.splitlines()) <= 2
 
 
+def test_a_configuration_of_another_trainer_is_answered_with_import(tmp_path: Path) -> None:
+    (tmp_path / "recipe.yaml").write_text("trainer:\n  max_steps: 3\n")
+    result = train("--config", str(tmp_path / "recipe.yaml"))
+    assert result.code == 78
+    assert result.err.endswith(f"\nhint: lt-train import {tmp_path}/recipe.yaml translates another trainer's configuration\n")
+
+
+def test_a_key_of_another_trainer_is_answered_with_the_option(tmp_path: Path) -> None:
+    result = planned("learning_rate = 1e-3\nepochs = 2\n", tmp_path)
+    assert "hint: epochs: lt-train counts steps or tokens" in result.err and "; learning_rate: use --lr" in result.err
+
+
 def test_a_slip_is_answered_with_the_nearest_option(tmp_path: Path) -> None:
     result = planned("train_iterss = 2\nseq-lenght = 3\nqzx = 1\n", tmp_path)
     assert result.err.splitlines()[-1] == "hint: seq-lenght: did you mean seq-length?; train_iterss: did you mean train-iters?"

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from running import copied_ranks_in, environment, losses, quick_command, train
+from running import copied_ranks_in, environment, faulty, losses, quick_command, train
 
 from lt_train.launch.control import Control, Controlled
 from lt_train.launch.kept_copies import KeptCopies
@@ -66,15 +66,51 @@ def test_losses_are_those_of_an_undisturbed_run(layout: str, killed: list[str], 
 
 def test_a_rank_that_does_not_leave_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lt_train.launch.control.READY_SECONDS", 0.3)
+    monkeypatch.setattr("lt_train.launch.control.IMPORT_SECONDS", 0.3)
     control = Control(tmp_path / "control", KeptCopies())
     ranks = [Controlled(str(tmp_path / "control"), rank) for rank in (0, 1)]
     control.hold([0, 1])
     assert [rank.is_held() for rank in ranks] == [True, True]
+    for rank in ranks:
+        rank.say_imported()
     ranks[0].say_ready()
     assert not control.are_ready([0, 1])
     assert not control.begin({2: {}}, {2: 0}), "there is no spare"
     control.close()
     assert ranks[0].wait_for_attempt() is None
+
+
+@pytest.mark.parametrize("killed", [0, 1])
+def test_a_rank_that_is_killed_before_its_first_step_is_replaced(killed: int, tmp_path: Path) -> None:
+    """The other rank imports, then finds no rank to meet. It goes on in its process, and loses no import."""
+    options = (*SIZES, "--ranks", "2", "--train-iters", "1", "--save", str(tmp_path / "run"))
+    run = train(*options, "--max-restarts", "1", **faulty(f"{killed}:python_open:run_config-1:SIGKILL:rank"))
+    assert run.code == 0, run.err
+    assert f"rank {killed} on " in run.err and "SIGKILL" in run.err
+    assert f"the other ranks go on in their processes, and a spare one is rank {killed}" in run.err
+
+
+def test_a_rank_that_imports_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lt_train.launch.control.READY_SECONDS", 0.0)
+    control = Control(tmp_path / "control", KeptCopies())
+    control.hold([0])
+    rank = Controlled(str(tmp_path / "control"), 0)
+    looks: list[int] = []
+
+    def is_alive(number: int) -> bool:
+        looks.append(number)
+        if len(looks) == 3:
+            rank.say_ready()
+        return True
+
+    assert control.are_ready([0], is_alive)
+    assert rank.is_held(), "it has connected after the other rank's death"
+    assert looks == [0, 0, 0]
+    control.hold([0])
+    rank.say_imported()
+    assert not control.are_ready([0], lambda number: True)
+    assert not control.are_ready([0], lambda number: False)
+    control.close()
 
 
 def test_the_ranks_and_the_spare_hear_what_to_begin(tmp_path: Path) -> None:

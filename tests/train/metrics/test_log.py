@@ -41,6 +41,14 @@ def metrics_of(run: Path, kind: str) -> list[dict[str, object]]:
     return [record for record in records if record["kind"] == kind]
 
 
+def test_a_terminal_shows_the_commands_that_follow(reported: tuple[Path, str, str]) -> None:
+    run, _, shown = reported
+    words = " ".join(shown.split())
+    assert f"next: lt-monitor plot {run} -o report.html; lt-convert {run} --to hf -o {run}-hf; the same" in words
+    assert f"more --train-iters than {STEPS} continues" in words
+    assert "next:" not in (run / "train.log").read_text()
+
+
 def test_the_log_is_that_of_megatron(reported: tuple[Path, str, str]) -> None:
     run, _, _ = reported
     arguments = run_log.parse_arguments((run / "train.log").read_text().splitlines())

@@ -3,12 +3,13 @@
 import datetime
 import re
 import threading
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
 
 from lt_shared.console import BadConfig, ExitCode, Unavailable
-from lt_train.process import rendezvous
+from lt_train.process import interruption, ports, rendezvous
 from lt_train.process.rank_environment import RankEnvironment
 
 
@@ -72,6 +73,72 @@ def test_a_rank_that_was_started_again_waits_for_the_store_of_this_attempt(monke
     monkeypatch.setattr(rendezvous, "open_store", lambda rank_env, timeout: new)
     with pytest.raises(Unavailable, match="has a rank 1 already"):
         rendezvous.open_own_store(rank_env, short)
+
+
+def end_of_interrupted_rank(
+    rank_env: RankEnvironment, wait: Callable[[], None], is_waiting: threading.Event
+) -> BaseException | None:
+    """Interrupt a rank while it waits in `wait`. Return the error that ends the wait."""
+    ends: list[BaseException | None] = []
+
+    def rank() -> None:
+        try:
+            with rendezvous.interruptible_waits(rank_env):
+                wait()
+            ends.append(None)
+        except Exception as error:
+            ends.append(error)
+
+    thread = threading.Thread(target=rank, daemon=True)
+    thread.start()
+    assert is_waiting.wait(60)
+    interruption.interrupt()
+    thread.join(60)
+    assert ends, "the rank still waits"
+    return ends[0]
+
+
+@pytest.fixture
+def rank_that_can_be_interrupted(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(interruption, "_replace", lambda rank: None)
+    yield
+    interruption.clear()
+
+
+@pytest.mark.usefixtures("rank_that_can_be_interrupted")
+def test_an_interruption_ends_the_wait_for_a_killed_rank() -> None:
+    rank_env = RankEnvironment(0, 0, 2, 2, "127.0.0.1", ports.free_port(), "lt-train")
+    hour, is_waiting = datetime.timedelta(hours=1), threading.Event()
+    store = rendezvous.open_own_store(rank_env, hour)
+    monitor = store.clone()
+
+    def wait() -> None:
+        is_waiting.set()
+        rendezvous.meet(store, rank_env, hour, {})
+
+    error = end_of_interrupted_rank(rank_env, wait, is_waiting)
+    assert isinstance(error, torch.distributed.DistError), error
+    with pytest.raises(torch.distributed.DistError):
+        monitor.get("any")
+
+
+@pytest.mark.usefixtures("rank_that_can_be_interrupted")
+def test_an_interruption_ends_the_wait_for_a_killed_rank_0(monkeypatch: pytest.MonkeyPatch) -> None:
+    rank_env = RankEnvironment(1, 1, 2, 2, "127.0.0.1", ports.free_port(), "lt-train")
+    is_waiting = threading.Event()
+    monkeypatch.setattr(rendezvous, "CONNECT_POLL_SECONDS", 0.0)
+
+    def refuse(*arguments: object) -> None:
+        is_waiting.set()
+        raise ConnectionRefusedError
+
+    monkeypatch.setattr(rendezvous.socket, "create_connection", refuse)
+    error = end_of_interrupted_rank(
+        rank_env, lambda: rendezvous.open_own_store(rank_env, datetime.timedelta(hours=1)), is_waiting
+    )
+    assert isinstance(error, interruption.Echo), error
+    with pytest.raises(interruption.Echo), rendezvous.interruptible_waits(rank_env):
+        pass
 
 
 def test_groups_of_a_process_group_with_a_device_are_not_connected_at_once() -> None:

@@ -7,12 +7,14 @@ names only the variables that break it, which other tools have given their names
 import math
 import platform
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import click
 
 from lt_shared import installed_versions, version_of
+from lt_shared.console.errors import UsageError
 from lt_shared.console.output import Verbosity, choose_verbosity
 
 # Help fills the terminal up to this width. click's limit is 80; lines longer than this are hard to read.
@@ -25,10 +27,18 @@ class _Explained(click.Command):
     """What `Command` and `Group` have in common."""
 
     examples = ""
+    # What to use instead of options that this command never had, by their names in other programs, without leading dashes.
+    foreign_options: Mapping[str, str] = MappingProxyType({})
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         _name_environment_variables(self, ctx)
-        return super().parse_args(ctx, args)
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            remedy = self.foreign_options.get(error.option_name.lstrip("-").replace("_", "-"))
+            if remedy is None:
+                raise
+            raise UsageError(f"{ctx.command_path} has no option {error.option_name}", remedy) from None
 
     def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         _write_examples(formatter, self.examples)

@@ -4,6 +4,7 @@ import contextlib
 import errno
 import io
 import os
+import re
 import resource
 import signal
 import sys
@@ -16,7 +17,7 @@ from typing import NoReturn, TextIO
 import click
 
 from lt_shared import memory
-from lt_shared.console import output, streams
+from lt_shared.console import output, streams, suggestions
 from lt_shared.console.default_command import DefaultCommand
 from lt_shared.console.errors import ExitCode, Terminated, ToolError
 
@@ -145,8 +146,7 @@ def exit_code_of(work: Callable[[], int]) -> int:
     except click.exceptions.Exit as finished:
         return finished.exit_code
     except click.UsageError as error:
-        path = error.ctx.command_path if error.ctx else output.tool_name()
-        return _report(_origin(error) + error.format_message(), f"see {path} --help", ExitCode.USAGE)
+        return _report(_origin(error) + error.format_message(), _usage_hint(error), ExitCode.USAGE)
     except click.ClickException as error:
         return _report(error.format_message(), None, error.exit_code)
     except ToolError as error:
@@ -161,12 +161,21 @@ def exit_code_of(work: Callable[[], int]) -> int:
         if error.errno == errno.EBADF and not error.filename:
             return _report("standard output is closed", "redirect it to a file or to /dev/null", ExitCode.IO)
         place = f"{error.filename}: " if error.filename else ""
-        code = ExitCode.NO_INPUT if isinstance(error, FileNotFoundError) else ExitCode.IO
-        return _report(f"{place}{(error.strerror or str(error)).lower()}", None, code)
+        is_missing = isinstance(error, FileNotFoundError)
+        hint = suggestions.for_missing_file(os.fsdecode(error.filename)) if is_missing and error.filename else None
+        return _report(f"{place}{(error.strerror or str(error)).lower()}", hint, ExitCode.NO_INPUT if is_missing else ExitCode.IO)
     except Exception as error:
         if type(error).__module__.partition(".")[0] in ("aiohttp", "botocore"):
             return _report(str(error), "see the network and the endpoint in the environment", ExitCode.IO)
         return _report(f"internal error: {type(error).__name__}: {error}", "LT_DEBUG=1 shows where", ExitCode.INTERNAL)
+
+
+def _usage_hint(error: click.UsageError) -> str:
+    if refused := re.match(r"'([^']*)' is not a valid integer", error.message):
+        integer = suggestions.for_integer(refused[1])
+        if integer is not None:
+            return integer
+    return f"see {error.ctx.command_path if error.ctx else output.tool_name()} --help"
 
 
 def _origin(error: click.UsageError) -> str:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import IO, Any, TypeVar, cast
 
 from lt_shared import credentials
-from lt_shared.console import BadConfig, BadData, IoFailure, NoInput, Unavailable, warn
+from lt_shared.console import BadConfig, BadData, IoFailure, NoInput, Unavailable, suggestions, warn
 from lt_shared.files import ownership
 from lt_shared.files.local_files import creating, filling, publish_file, writing
 from lt_shared.files.local_files import publish_directory as publish_directory
@@ -126,7 +126,8 @@ def _transfer_errors() -> tuple[type[Exception], ...]:
 
 def no_such_file(name: str) -> NoInput:
     """The error of a missing file. The Hub answers alike for what an account may not see."""
-    return NoInput(f"{name}: no such file", _HUB_HINT if name.startswith(HUB) else None)
+    hint = _HUB_HINT if name.startswith(HUB) else None if is_remote(name) else suggestions.for_missing_file(name)
+    return NoInput(f"{name}: no such file", hint)
 
 
 def exists(path: str | os.PathLike[str]) -> bool:

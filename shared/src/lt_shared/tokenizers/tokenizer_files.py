@@ -149,7 +149,7 @@ class TokenizerFiles:
         return self._configured_by(self.model_configuration())
 
     def model_configuration(self) -> dict[str, Any]:
-        """Read what the config.json beside a tokenizer.json says about the tokenizer's class; {} without such a file."""
+        """Read the tokenizer's class from the config.json beside a tokenizer.json; {} without such a file."""
         path = self.directory / MODEL_CONFIGURATION
         config = configuration.read_object(path) if path.is_file() else {}
         return {name: config[name] for name in ("model_type", "tokenizer_class") if config.get(name) is not None}
@@ -297,7 +297,7 @@ def search_path() -> list[Path]:
 
 
 def hub_directory() -> Path:
-    """Return the directory in which Hugging Face's tools cache downloads."""
+    """Return the download cache of Hugging Face's tools."""
     home = os.environ.get("HF_HOME") or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "huggingface"
     return Path(os.environ.get("HF_HUB_CACHE") or Path(home) / "hub").expanduser()
 

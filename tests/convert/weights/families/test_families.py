@@ -55,6 +55,14 @@ GEMMA = dataclasses.replace(
     sliding_window=24,
     window_attn_skip_freq=2,
 )
+GRANITE = dataclasses.replace(
+    LLAMA,
+    embedding_multiplier=8.0,
+    residual_multiplier=0.22,
+    softmax_scale=0.0625,
+    logits_scaling=4.0,
+    model_type="granitemoehybrid",
+)
 ARCHITECTURES = {
     "llama": LLAMA,
     "mistral": dataclasses.replace(LLAMA, sliding_window=24),
@@ -153,6 +161,44 @@ WITHOUT_MEGATRON = {
         rope_scaling=YarnScaling(4.0, 32),
         local_rotary_base=20000.0,
     ),
+    "ministral3": dataclasses.replace(
+        LLAMA, rope_scaling=YarnScaling(4.0, 16, mscale=1.0, mscale_all_dim=1.0), query_temperature_beta=0.1
+    ),
+    "hunyuan": dataclasses.replace(LLAMA, qk_layernorm=True, qk_layernorm_after_rope=True, tie_embeddings=True),
+    "hunyuan-moe": dataclasses.replace(
+        LLAMA,
+        qk_layernorm=True,
+        qk_layernorm_after_rope=True,
+        num_experts=4,
+        ffn_hidden_size=40,
+        moe_shared_expert_intermediate_size=40,
+    ),
+    "cohere2": dataclasses.replace(
+        LLAMA,
+        normalization="LayerNorm",
+        layernorm_parameters="weight",
+        parallel_layers=True,
+        logits_scaling=4.0,
+        sliding_window=24,
+        window_attn_skip_freq=2,
+        no_rope_freq=2,
+        tie_embeddings=True,
+    ),
+    "olmo1": dataclasses.replace(LLAMA, normalization="LayerNorm", layernorm_parameters="none", clip_qkv=8.0),
+    "granite4": dataclasses.replace(GRANITE, no_rope_freq=1),
+    "granite4-moe": dataclasses.replace(
+        GRANITE, num_experts=4, ffn_hidden_size=40, moe_shared_expert_intermediate_size=24, norm_epsilon=1e-6
+    ),
+    "ernie4.5-moe": dataclasses.replace(
+        LLAMA,
+        num_experts=4,
+        moe_ffn_hidden_size=24,
+        moe_shared_expert_intermediate_size=48,
+        moe_first_dense_layers=1,
+        moe_router_enable_expert_bias=True,
+        tie_embeddings=True,
+    ),
+    "apertus": dataclasses.replace(LLAMA, activation="xielu", gated_linear_unit=False, qk_layernorm=True),
     # megatron-core scores a group by its two best experts.
     "deepseek-v2-groups": dataclasses.replace(
         DEEPSEEK,

@@ -161,6 +161,18 @@ def test_most_lines_are_read_by_columns_and_curves_are_the_same(name: str) -> No
     np.testing.assert_allclose(steps.times, expected.times, rtol=0, atol=2e-6)
 
 
+def test_rates_too_small_for_a_time_are_null_in_their_lines_alone() -> None:
+    line = (
+        "Epoch 0: : 50%|#####| 1000/2000 [00:10<00:10, 0.0{}it/s, v_num=2, reduced_train_loss=2.5, global_step=1{:03d}.000, "
+        "consumed_samples=8000.0]"
+    )
+    content = "".join(line.format(8 if step % 2 else 2, step) + "\n" for step in range(400)).encode()
+    block = LogParser().parse(content, 0)
+    assert block.rows
+    seconds = [record["step_seconds"] for record in block.records("a", "a")]
+    assert seconds == [12.5 if step % 2 else None for step in range(400)]
+
+
 def test_values_at_the_edge_of_float64_are_exact() -> None:
     texts = [
         "0.1",

@@ -8,8 +8,15 @@ if TYPE_CHECKING:
     from lt_train.commands.plan_function import Layout as Layout
     from lt_train.commands.plan_function import Plan as Plan
     from lt_train.commands.plan_function import plan as plan
+    from lt_train.commands.pretrain_function import PretrainedRun as PretrainedRun
+    from lt_train.commands.pretrain_function import pretrain as pretrain
 
 __version__: str
-__all__ = ["Layout", "Plan", "__version__", "plan"]
+__all__ = ["Layout", "Plan", "PretrainedRun", "__version__", "plan", "pretrain"]
 if not TYPE_CHECKING:
-    __getattr__, __dir__ = lazy_exports(__name__, "lt-train", dict.fromkeys(__all__, "lt_train.commands.plan_function"))
+    __getattr__, __dir__ = lazy_exports(
+        __name__,
+        "lt-train",
+        dict.fromkeys(__all__, "lt_train.commands.plan_function")
+        | dict.fromkeys(("PretrainedRun", "pretrain"), "lt_train.commands.pretrain_function"),
+    )

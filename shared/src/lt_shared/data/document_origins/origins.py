@@ -1,4 +1,4 @@
-"""The source file and line from which a dataset's documents were tokenized.
+"""The source file and line of each document in a dataset.
 
 Documents have the order of their lines, so the table of a tokenized dataset has one run per input file, another run after every
 line that was left out (bad or blank), and the byte at which some lines begin, about one every 16 MiB: 0.01 bytes per document

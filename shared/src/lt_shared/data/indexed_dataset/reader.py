@@ -1,4 +1,4 @@
-"""Read a dataset through memory maps. It checks the sizes of both files; Megatron's reader does not."""
+"""Read a dataset through memory maps. It checks the sizes of the .bin and the .idx; Megatron's reader does not."""
 
 import os
 from typing import Any, cast
@@ -6,7 +6,7 @@ from typing import Any, cast
 import numpy as np
 import numpy.typing as npt
 
-from lt_shared.console import BadData, NoInput
+from lt_shared.console import BadData, NoInput, suggestions
 from lt_shared.data.indexed_dataset.layout import DTYPE_CODES, HEADER, MAGIC, VERSION, bin_path, idx_path
 from lt_shared.data.indexed_dataset.remote_bin import RemoteBin, RemoteTokens, record_path
 from lt_shared.files import storage
@@ -21,7 +21,7 @@ class Reader:
     `document_indices` int64 [D + 1].
 
     `thorough` checks that every sequence starts where the one before it ends, which takes 2 s for 100 million sequences; without
-    it only the sizes of both files are checked. With `remote` the .bin may be an object on a store (`remote_bin`), and then
+    it only the two files' sizes are checked. With `remote` the .bin may be an object on a store (`remote_bin`), and then
     `tokens` are RemoteTokens, which support only a part of NumPy's array interface.
 
     Raises: NoInput when a file is missing, BadData when the pair is malformed or truncated.
@@ -122,4 +122,7 @@ def hint_for_missing(prefix: str) -> str:
         return f"did you mean {prefix}_text_document?"
     if os.path.isfile(prefix):
         return f"that is no dataset; for text: lt-preprocess {prefix} --tokenizer TOKENIZER --append-eod -o PREFIX"
+    alike = suggestions.nearest_file(idx_path(prefix))
+    if alike is not None and alike.endswith(".idx"):
+        return f"did you mean {alike.removesuffix('.idx')}?"
     return "a dataset is PREFIX.bin and PREFIX.idx"

@@ -1,7 +1,7 @@
 """Write a dataset that becomes visible only when it is complete, and resume after a kill.
 
-The writer computes the CRC-32 of both files from the blocks it writes, while they are in the CPU cache (0.03 ms per MB). The
-sidecar records it, and so does the journal from which a killed writer resumes.
+The writer computes the CRC-32 of the .bin and the .idx from the blocks it writes, while they are in the CPU cache (0.03 ms per
+MB). The sidecar records it, and so does the journal from which a killed writer resumes.
 """
 
 import contextlib

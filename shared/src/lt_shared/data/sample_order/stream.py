@@ -69,7 +69,7 @@ class Windows:
     def __init__(self, window_tokens: int = 1):
         self.window_tokens = window_tokens
         self.first_shards = [0]
-        """The first shard of each window; the last entry is that of the window that is open."""
+        """The first shard of each window; the last entry belongs to the open window."""
         self.ends: list[int] = []
         """Tokens up to the end of each closed window."""
         self.is_finished = False

@@ -9,22 +9,27 @@ from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from lt_shared.console import BadConfig
+from lt_shared.models.architecture import expert_groups
+from lt_shared.models.architecture.gated_delta import GatedDelta, check_gates
 from lt_shared.models.architecture.latent_attention import LatentAttention
-from lt_shared.models.rope_scaling import AnyScaling, LongRopeScaling, check_counts, check_numbers
+from lt_shared.models.rope_scaling import AnyScaling, LongRopeScaling, YarnScaling, check_counts, check_numbers
 
 Family = Literal["gpt", "llama"]
 # Where the norms of a layer are: before attention and the MLP, behind them (OLMo 2), or both (Gemma 2).
 NormPlacement = Literal["pre", "post", "both"]
 # The feed-forward layer's activation: SiLU, GELU by hyperbolic tangent, the square of ReLU, or gpt-oss's x * sigmoid(1.702 x),
 # which clamps gates to at most 7 and up projections to between -7 and 7, and then adds 1 to the latter.
-Activation = Literal["silu", "gelu_tanh", "relu2", "clamped_swiglu"]
+# xIELU (arXiv:2411.13010) has two learned numbers in each layer, and no gates.
+Activation = Literal["silu", "gelu_tanh", "relu2", "clamped_swiglu", "xielu"]
 Normalization = Literal["RMSNorm", "LayerNorm"]
+# What LayerNorm multiplies and adds: both, a weight alone (Cohere), or nothing (OLMo 1).
+LayerNormParameters = Literal["weight_and_bias", "weight", "none"]
 CLAMPED_SWIGLU_ALPHA, CLAMPED_SWIGLU_LIMIT = 1.702, 7.0
 ScoreFunction = Literal["softmax", "sigmoid"]
 # Norms of queries and keys: per head, or over all heads at once (OLMo 2).
 QkNorm = Literal["head", "all_heads"]
 # Kinds of mixers (`lt_shared.models.architecture.mixers`).
-ATTENTION, LATENT_ATTENTION = "attention", "latent_attention"
+ATTENTION, LATENT_ATTENTION, GATED_DELTA = "attention", "latent_attention", "gated_delta"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,11 +40,16 @@ class Sizes:
     `window_attn_skip_freq` n, every n-th layer has no window. `local_rotary_base` is the rotary base of the layers with a
     window if it differs from `rotary_base`; these layers then have no scaling either. With `no_rope_freq` n, every n-th layer
     rotates nothing. `softmax_scale` replaces the inverse root of the head size. `attention_sinks` gives every head a learned
-    logit that takes part in the softmax and is then dropped.
+    logit that takes part in the softmax and is then dropped. With `attention_output_gate`, every channel of attention's output is
+    multiplied by the sigmoid of a projection. The layers of `gated_delta` have a recurrent state in place of attention.
+    `qk_layernorm_after_rope` normalizes queries and keys behind the rotation (Hunyuan). With `query_temperature_beta` b, a query
+    at position p is multiplied by 1 + b log(1 + floor(p / the original positions of YaRN)) (Ministral 3).
     `add_bias_linear` gives biases to the router and to all linear layers, QKV included; `add_qkv_bias` is then False.
 
     The feed-forward layer multiplies `activation` of a gate by an up projection; without `gated_linear_unit` there is no gate.
-    `normalization` is the kind of all norms in the Llama style; LayerNorm has a bias.
+    `normalization` is the kind of all norms in the Llama style; LayerNorm has the parameters `layernorm_parameters`.
+    With `parallel_layers`, attention and MLP have the same input, the output of a layer's only norm (Cohere). `clip_qkv` limits
+    the size of queries, keys and values before the rotation (OLMo 1).
 
     Experts: the layers from `moe_first_dense_layers` on have `num_experts` experts of size `moe_ffn_hidden_size`. A token goes to
     `moe_router_topk` experts and through a shared expert of size `moe_shared_expert_intermediate_size`, whose output
@@ -113,6 +123,13 @@ class Sizes:
     gated_linear_unit: bool = True
     normalization: Normalization = "RMSNorm"
     moe_shared_expert_gate: bool = False
+    query_temperature_beta: float = 0.0
+    qk_layernorm_after_rope: bool = False
+    layernorm_parameters: LayerNormParameters = "weight_and_bias"
+    parallel_layers: bool = False
+    clip_qkv: float | None = None
+    attention_output_gate: bool = False
+    gated_delta: GatedDelta | None = None
 
     def __post_init__(self) -> None:
         sizes = ("num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "num_query_groups", "vocab_size")
@@ -124,7 +141,7 @@ class Sizes:
         check_numbers(self, "norm_epsilon", "rotary_base", "rotary_percent", "moe_router_topk_scaling_factor")
         check_numbers(self, "embedding_multiplier", "residual_multiplier", "logits_scaling")
         check_numbers(self, *(field for field in _OPTIONAL_NUMBERS if getattr(self, field) is not None))
-        check_numbers(self, "init_std", "moe_aux_loss_coeff", zero=True)
+        check_numbers(self, "init_std", "moe_aux_loss_coeff", "query_temperature_beta", zero=True)
         for field in _SWITCHES:
             if type(getattr(self, field)) is not bool:
                 raise TypeError(f"{field} is {getattr(self, field)!r:.40}, must be true or false")
@@ -170,7 +187,12 @@ class Sizes:
             )
         if self.sliding_window is None and (self.window_attn_skip_freq or self.local_rotary_base):
             raise BadConfig("layers with another window or rotary base than the others, but no window", "give sliding_window")
+        if self.query_temperature_beta and not isinstance(scaling, YarnScaling):
+            raise BadConfig("a temperature of queries needs YaRN's original positions", "give a rope_scaling of type yarn")
+        if self.qk_layernorm_after_rope and not self.qk_layernorm:
+            raise BadConfig("norms behind the rotation, and no norms of queries and keys", "give qk_layernorm")
         self._check_layer_style()
+        check_gates(self, self.num_layers, self.gated_delta)
         latent = self.latent_attention
         if latent is None:
             return
@@ -179,17 +201,29 @@ class Sizes:
                 f"latent attention has a key for each of {self.num_attention_heads} heads, of {latent.query_channels} channels",
                 f"not {self.num_query_groups} groups of {self.kv_channels}",
             )
-        excluded = ("add_qkv_bias", "qk_layernorm", "sliding_window", "attention_sinks", "add_bias_linear", "no_rope_freq")
+        excluded: tuple[str, ...] = (
+            "add_qkv_bias",
+            "qk_layernorm",
+            "sliding_window",
+            "attention_sinks",
+            "add_bias_linear",
+            "no_rope_freq",
+        )
+        excluded += ("attention_output_gate", "gated_delta")
         both = [field for field in excluded if getattr(self, field)]
         if both:
             raise BadConfig(f"latent attention with {', '.join(both)}: no model here has both")
 
     def _check_layer_style(self) -> None:
         """Raises BadConfig for activations and norms that no model here combines."""
-        if self.gated_linear_unit == (self.activation == "relu2"):
+        if self.gated_linear_unit == (self.activation in ("relu2", "xielu")):
             gates = "gates" if self.gated_linear_unit else "no gates"
             if self.activation != "gelu_tanh":
                 raise BadConfig(f"{self.activation} with {gates}: no model here has both")
+        if self.layernorm_parameters != "weight_and_bias" and self.normalization != "LayerNorm":
+            raise BadConfig("layernorm_parameters of a model without LayerNorm", "give normalization LayerNorm")
+        if self.parallel_layers and (self.norm_placement != "pre" or self.mtp_num_layers):
+            raise BadConfig("parallel layers with norms behind them, or multi-token prediction: no model here has both")
         if self.normalization == "RMSNorm" and self.gated_linear_unit:
             return
         features = {
@@ -225,28 +259,19 @@ class Sizes:
             object.__setattr__(self, "moe_ffn_hidden_size", None)
         if self.moe_shared_expert_gate and not self.moe_shared_expert_intermediate_size:
             raise BadConfig("a gate of the shared expert, and no shared expert", "give moe_shared_expert_intermediate_size")
-        if self.moe_router_enable_expert_bias and self.moe_router_score_function != "sigmoid":
-            raise BadConfig("biases that balance experts need sigmoid scores", "give moe_router_score_function sigmoid")
+        # ERNIE 4.5 chooses experts by the biased probabilities, and weighs the chosen ones by a softmax over them.
+        is_softmax_over_all = self.moe_router_score_function == "softmax" and bool(
+            self.moe_router_pre_softmax or self.moe_router_num_groups
+        )
+        if self.moe_router_enable_expert_bias and is_softmax_over_all:
+            raise BadConfig(
+                "biases that balance experts with a softmax over all experts, or with groups",
+                "give moe_router_score_function sigmoid",
+            )
         if self.moe_router_score_function == "sigmoid":
             # Megatron always normalises sigmoids over the chosen experts, whatever the setting says.
             object.__setattr__(self, "moe_router_pre_softmax", False)
-        self._check_groups(self.num_experts)
-
-    def _check_groups(self, experts: int) -> None:
-        groups, chosen, topk = self.moe_router_num_groups, self.moe_router_group_topk, self.moe_router_topk
-        if (groups is None) != (chosen is None):
-            raise BadConfig("groups of experts need both, their number and how many of them are chosen")
-        if not groups or not chosen:
-            if self.moe_router_group_score_topk:
-                raise BadConfig("moe_router_group_score_topk for a model whose experts are in no groups")
-            return
-        size = experts // groups
-        if experts % groups or chosen > groups or topk > chosen * size:
-            raise BadConfig(f"{topk} of {experts} experts cannot be chosen from {chosen} of {groups} groups")
-        if not 1 <= self.group_score_topk <= size:
-            raise BadConfig(f"the score of a group of {size} experts cannot be the sum of its best {self.group_score_topk}")
-        if self.moe_router_group_score_topk == topk // chosen:
-            object.__setattr__(self, "moe_router_group_score_topk", None)
+        expert_groups.check(self, self.num_experts)
 
     @property
     def group_score_topk(self) -> int:
@@ -284,12 +309,20 @@ class Sizes:
     @functools.cached_property
     def mixers(self) -> Mapping[str, Sequence[int]]:
         """The layers, from 0, that have each kind of mixer; the kinds are keys of `mixers.MIXERS`."""
-        return {LATENT_ATTENTION if self.latent_attention else ATTENTION: range(self.num_layers)}
+        attention = LATENT_ATTENTION if self.latent_attention else ATTENTION
+        if self.gated_delta is None:
+            return {attention: range(self.num_layers)}
+        layers = self.gated_delta.layers
+        return {GATED_DELTA: layers, attention: [layer for layer in range(self.num_layers) if layer not in layers]}
 
     def mixer(self, layer: int) -> str:
         """The kind of mixer of a layer. Multi-token prediction layers, from `num_layers` on, have the kind that is named last."""
         *first_mixers, last = self.mixers
         return next((kind for kind in first_mixers if layer in self.mixers[kind]), last)
+
+    def places_norms(self, layer: int) -> NormPlacement:
+        """Return where the norms of a layer are. Gated delta layers have them in front, whatever the attention layers have."""
+        return "pre" if self.mixer(layer) == GATED_DELTA else self.norm_placement
 
     def layer_kind(self, layer: int) -> tuple[str, bool]:
         """Return a layer's mixer and whether it has experts. Layers with the same kind have the same tensors."""
@@ -325,8 +358,13 @@ class Sizes:
 
     @property
     def vectors_of_norm(self) -> int:
-        """A norm's vectors: RMSNorm has a weight, LayerNorm also a bias."""
-        return 2 if self.has_layer_norm else 1
+        """A norm's vectors: RMSNorm has a weight, LayerNorm also a bias, unless `layernorm_parameters` leaves it out."""
+        return {"weight_and_bias": 2, "weight": 1, "none": 0}[self.layernorm_parameters] if self.has_layer_norm else 1
+
+    @property
+    def norms_of_layer(self) -> int:
+        """The number of norms in the residual stream of a layer."""
+        return 1 if self.parallel_layers else 4 if self.norm_placement == "both" else 2
 
 
 _FIELDS = [field.name for field in dataclasses.fields(Sizes)]
@@ -336,18 +374,19 @@ _OPTIONAL_COUNTS = (
     *("moe_router_num_groups", "moe_router_group_topk", "moe_router_group_score_topk", "window_attn_skip_freq"),
     "no_rope_freq",
 )
-_OPTIONAL_NUMBERS = ("local_rotary_base", "softmax_scale", "attn_logit_softcapping", "final_logit_softcapping")
+_OPTIONAL_NUMBERS = ("local_rotary_base", "softmax_scale", "attn_logit_softcapping", "final_logit_softcapping", "clip_qkv")
 _SWITCHES = (
     *("tie_embeddings", "add_qkv_bias", "qk_layernorm", "moe_router_pre_softmax", "moe_router_enable_expert_bias"),
     *("attention_sinks", "layernorm_zero_centered_gamma", "add_bias_linear", "gated_linear_unit"),
-    "moe_shared_expert_gate",
+    *("moe_shared_expert_gate", "qk_layernorm_after_rope", "parallel_layers", "attention_output_gate"),
 )
 _WORDS = {
     "moe_router_score_function": ("softmax", "sigmoid"),
     "qk_layernorm_width": ("head", "all_heads"),
     "norm_placement": ("pre", "post", "both"),
-    "activation": ("silu", "gelu_tanh", "relu2", "clamped_swiglu"),
+    "activation": ("silu", "gelu_tanh", "relu2", "clamped_swiglu", "xielu"),
     "normalization": ("RMSNorm", "LayerNorm"),
+    "layernorm_parameters": ("weight_and_bias", "weight", "none"),
 }
 _OF_EXPERTS = (
     *("moe_ffn_hidden_size", "moe_first_dense_layers", "moe_shared_expert_intermediate_size", "moe_router_pre_softmax"),

@@ -1,6 +1,6 @@
 """dots.llm1 in transformers: Qwen3's attention and DeepSeek-V3's experts.
 
-Its sizes alone would be those of a GLM-4.5, so the architecture keeps the model type.
+With the same sizes a model would be a GLM-4.5, so the architecture keeps the model type.
 """
 
 from typing import Any

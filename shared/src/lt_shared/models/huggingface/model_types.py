@@ -11,47 +11,75 @@ from lt_shared.models import quantization
 from lt_shared.models.architecture import Architecture
 from lt_shared.models.huggingface import unsupported
 from lt_shared.models.huggingface.adjacent_pairs import ERNIE4_5, GLM, GLM4, HELIUM
+from lt_shared.models.huggingface.apertus import APERTUS
 from lt_shared.models.huggingface.arcee import ARCEE, NEMOTRON, STARCODER2
+from lt_shared.models.huggingface.cohere import COHERE, COHERE2
 from lt_shared.models.huggingface.config_fields import ModelType
 from lt_shared.models.huggingface.deepseek import DEEPSEEK_V2, DEEPSEEK_V3, GLM4_MOE_LITE, KIMI_K2
 from lt_shared.models.huggingface.dots1 import DOTS1
+from lt_shared.models.huggingface.ernie4_5_moe import ERNIE4_5_MOE
 from lt_shared.models.huggingface.exaone4 import EXAONE4
 from lt_shared.models.huggingface.gemma import GEMMA, GEMMA2, GEMMA3, GEMMA3_TEXT
 from lt_shared.models.huggingface.glm4_moe import GLM4_MOE
 from lt_shared.models.huggingface.gpt2 import GPT2
 from lt_shared.models.huggingface.gpt_oss import GPT_OSS
-from lt_shared.models.huggingface.granite import GRANITE
+from lt_shared.models.huggingface.granite import GRANITE, GRANITEMOE, GRANITEMOEHYBRID, GRANITEMOESHARED
+from lt_shared.models.huggingface.hunyuan import HUNYUAN_V1_DENSE, HUNYUAN_V1_MOE
 from lt_shared.models.huggingface.llama import LLAMA, MISTRAL, MIXTRAL, QWEN2, QWEN3
 from lt_shared.models.huggingface.minimax_m2 import MINIMAX_M2
-from lt_shared.models.huggingface.olmo import OLMO2, OLMO3, OLMOE
+from lt_shared.models.huggingface.ministral3 import MINISTRAL3
+from lt_shared.models.huggingface.mistral3 import MISTRAL3
+from lt_shared.models.huggingface.mistral4 import MISTRAL4
+from lt_shared.models.huggingface.olmo import OLMO, OLMO2, OLMO3, OLMOE
+from lt_shared.models.huggingface.olmo_hybrid import OLMO_HYBRID
 from lt_shared.models.huggingface.phi3 import PHI3, architecture_without_usual_factor
 from lt_shared.models.huggingface.qwen2_moe import QWEN2_MOE
+from lt_shared.models.huggingface.qwen3_5 import QWEN3_5, QWEN3_5_MOE, QWEN3_5_MOE_TEXT, QWEN3_5_TEXT
 from lt_shared.models.huggingface.qwen3_moe import QWEN3_MOE
+from lt_shared.models.huggingface.qwen3_next import QWEN3_NEXT
 from lt_shared.models.huggingface.seed_oss import SEED_OSS
 from lt_shared.models.huggingface.smollm3 import SMOLLM3
 
 _ALL = (
     LLAMA,
     MISTRAL,
+    MINISTRAL3,
+    MISTRAL3,
+    HUNYUAN_V1_DENSE,
+    HUNYUAN_V1_MOE,
     QWEN2,
     QWEN3,
     MIXTRAL,
     QWEN2_MOE,
     QWEN3_MOE,
+    QWEN3_NEXT,
+    QWEN3_5_TEXT,
+    QWEN3_5,
+    QWEN3_5_MOE_TEXT,
+    QWEN3_5_MOE,
     PHI3,
     GRANITE,
+    GRANITEMOE,
+    GRANITEMOESHARED,
+    GRANITEMOEHYBRID,
+    COHERE,
+    COHERE2,
+    OLMO,
     OLMO2,
     OLMO3,
     OLMOE,
+    OLMO_HYBRID,
     MINIMAX_M2,
     SEED_OSS,
     SMOLLM3,
     ARCEE,
     NEMOTRON,
+    APERTUS,
     STARCODER2,
     EXAONE4,
     HELIUM,
     ERNIE4_5,
+    ERNIE4_5_MOE,
     GLM,
     GLM4,
     GEMMA,
@@ -63,6 +91,7 @@ _ALL = (
     DEEPSEEK_V3,
     KIMI_K2,
     GLM4_MOE_LITE,
+    MISTRAL4,
     GLM4_MOE,
     DOTS1,
     GPT2,

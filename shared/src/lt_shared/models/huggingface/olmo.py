@@ -1,4 +1,4 @@
-"""OLMo 2, OLMo 3 and OLMoE in transformers: norms of queries and keys over all heads at once.
+"""OLMo 1, with LayerNorm without parameters; OLMo 2, OLMo 3 and OLMoE: norms of queries and keys over all heads at once.
 
 OLMo 2 and 3 have norms behind attention and MLP; OLMoE has them before, and experts in every layer. OLMo 3 has a window on three
 of four layers; those rotate without the YaRN scaling of the others. An OLMo 3 without windows is an OLMo 2.
@@ -6,12 +6,15 @@ of four layers; those rotate without the YaRN scaling of the others. An OLMo 3 w
 
 from typing import Any
 
+from lt_shared.console import BadConfig
 from lt_shared.models.architecture import Architecture
 from lt_shared.models.huggingface import config_fields, rope_parameters, routed_experts
 from lt_shared.models.huggingface.config_fields import ModelType
 
 _ABSENT = {"attention_bias": False}
 _ROTARY_BASE = 500000.0
+# Of OLMo 1, in transformers' code.
+_EPSILON = 1e-5
 # Of OLMo 3: every so many layers, one has no window.
 _PATTERN = 4
 _FEATURES: dict[str, Any] = {"norm_placement": "post", "qk_layernorm": True, "qk_layernorm_width": "all_heads"}
@@ -72,6 +75,31 @@ def _read_olmoe(config: dict[str, Any], name: str) -> Architecture:
     )
 
 
+def _write_olmo(architecture: Architecture) -> dict[str, Any]:
+    if architecture.norm_epsilon != _EPSILON:
+        raise BadConfig(f"{architecture.name}: its norms have the epsilon {architecture.norm_epsilon}, OLMo's {_EPSILON}")
+    return config_fields.written(architecture) | {
+        "attention_bias": False,
+        "clip_qkv": architecture.clip_qkv,
+        **config_fields.padding(architecture, 1),
+    }
+
+
+def _read_olmo(config: dict[str, Any], name: str) -> Architecture:
+    return config_fields.read(
+        config | {"rms_norm_eps": _EPSILON},
+        name,
+        "olmo",
+        absent=_ABSENT,
+        # transformers ignores a head_dim in the file.
+        kv_channels=0,
+        normalization="LayerNorm",
+        layernorm_parameters="none",
+        clip_qkv=config.get("clip_qkv"),
+    )
+
+
+OLMO = ModelType("olmo", "OlmoForCausalLM", _write_olmo, _read_olmo)
 OLMO2 = ModelType("olmo2", "Olmo2ForCausalLM", _write_olmo2, _read_olmo2)
 OLMO3 = ModelType("olmo3", "Olmo3ForCausalLM", _write_olmo3, _read_olmo3)
 OLMOE = ModelType("olmoe", "OlmoeForCausalLM", _write_olmoe, _read_olmoe)

@@ -1,6 +1,6 @@
 """Seed-OSS in transformers: Qwen2 with a head size of its own.
 
-Its sizes alone would be those of a Qwen2, so the architecture keeps the model type.
+With the same sizes a model would be a Qwen2, so the architecture keeps the model type.
 """
 
 from typing import Any

@@ -1,6 +1,6 @@
 """Maximal update parametrization (muP): what Megatron-LM's options `--use-mup` and `--mup-*` change in the forward pass.
 
-The rules are those of megatron-core's TransformerConfig, from 0.19 on. The rules of training, initial weights and learning rates,
+The rules come from megatron-core's TransformerConfig, from 0.19 on. The rules of training, initial weights and learning rates,
 are in lt-train. With m = hidden size / base hidden size, logits are divided by m, scores are multiplied by 1 / d instead of
 1 / sqrt(d), and embeddings by a constant.
 """

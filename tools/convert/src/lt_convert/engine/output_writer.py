@@ -45,7 +45,7 @@ WRITE_BYTES = 256 << 10
 PROGRESS_SECONDS = 0.2
 
 Pending = tuple[str, int, Segment, Piece | None]
-"""A file, an offset in it, what is written there, and the piece that an earlier run has finished there."""
+"""A file, an offset in the file, the bytes to write there, and the piece that an earlier run has finished there."""
 
 
 def write_outputs(

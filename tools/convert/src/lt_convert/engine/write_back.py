@@ -1,7 +1,8 @@
 """Start the write-back of written pages early, so that the sync at the end finds little to do.
 
 The call that starts it waits while the disk's queue is full: two threads that wrote 2.5 GB waited for half a second each. So a
-thread of its own makes these calls, in the order of the writes. What it has not reached when the copy ends, the sync writes.
+thread of its own makes these calls, in the order of the writes. The sync writes the pieces that the thread has not reached when
+the copy ends.
 """
 
 import os

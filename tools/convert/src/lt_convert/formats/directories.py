@@ -3,7 +3,7 @@
 import os
 import re
 
-from lt_shared.console import NoInput, UsageError
+from lt_shared.console import NoInput, UsageError, suggestions
 from lt_shared.files import storage
 
 TORCHTITAN_STEP = re.compile(r"step-(\d+)")
@@ -38,11 +38,19 @@ def listing(directory: str) -> list[str]:
     try:
         return sorted(os.listdir(directory))
     except FileNotFoundError:
-        raise NoInput(f"{directory}: no such directory") from None
+        raise NoInput(f"{directory}: no such directory", _hint_for_missing(directory)) from None
     except NotADirectoryError:
         raise NoInput(f"{directory}: not a directory") from None
     except PermissionError:
         raise NoInput(f"{directory}: permission denied") from None
+
+
+def _hint_for_missing(directory: str) -> str | None:
+    """Return the name that is most like a missing directory, or how to download ORGANIZATION/MODEL from the Hugging Face Hub."""
+    parent, model = os.path.split(directory)
+    if os.path.isdir(parent):
+        return suggestions.for_missing_file(directory)
+    return f"a model of the Hugging Face Hub: hf download {os.path.basename(parent)}/{model} --local-dir {model}"
 
 
 def steps_directory(directory: str) -> str:

@@ -23,6 +23,8 @@ from lt_shared.models.architecture import Architecture
 PADDING = "padding."
 # Ends the name of a router's balancing bias: a buffer that the router counts tokens for, float32 in every model.
 BALANCING_BIAS = "e_score_correction_bias"
+# Names of xIELU's constants in a layer's MLP (Apertus): files have them as tensors without axes.
+XIELU_CONSTANTS = ("act_fn.beta", "act_fn.eps")
 # Names of tables: the format's, with a comma and what differs where a format has several. A legacy file has the tensor names of
 # TransformerEngine layers or of Megatron's local ones; TorchTitan renamed tensors in 2026.
 HF, MEGATRON, MEGATRON_TE, MEGATRON_LOCAL = "hf", "megatron-dist", "megatron-legacy", "megatron-legacy, local layers"
@@ -90,7 +92,8 @@ class Family:
     the base model alone lack it. `buffers` matches names of buffers that some files have and every reader computes itself.
     `extra_state_modules` are Megatron's modules that store an `_extra_state`, modules of TransformerEngine layers included.
     `hf_prefixes` maps prefixes of names in a larger model's Hugging Face files to the language model's prefixes; `other_parts`
-    matches names outside the language model. `repeated` are tensors that Hugging Face files repeat under another name; they are
+    matches names outside the language model. `hf_form` gives tensors of Hugging Face files the form that transformers writes, if
+    published files have another one. `repeated` are tensors that Hugging Face files repeat under another name; they are
     written, too.
     """
 
@@ -104,6 +107,7 @@ class Family:
     buffers: str = ROPE_BUFFERS
     hf_prefixes: Mapping[str, str] = dataclasses.field(default_factory=dict)
     other_parts: str = r"(?!)"
+    hf_form: Callable[[Mapping[str, Tensor]], dict[str, Tensor]] = dict
 
     def canonical(self, model: Model) -> dict[str, Shape]:
         """The shape of every canonical tensor, layer by layer. The padding rows of the vocabulary are tensors of their own."""
@@ -117,10 +121,10 @@ class Family:
         return result
 
     def of_parameters(self) -> Self:
-        """Return the family without balancing biases, which no optimizer updates, to convert the state of an optimizer."""
+        """Return the family without the tensors that no optimizer updates, to convert the state of an optimizer."""
 
         def shapes(architecture: Architecture) -> Mapping[str, Shape]:
-            return {name: shape for name, shape in self.shapes(architecture).items() if not is_balancing_bias(name)}
+            return {name: shape for name, shape in self.shapes(architecture).items() if is_trained(name)}
 
         return dataclasses.replace(self, shapes=shapes)
 
@@ -258,7 +262,7 @@ class Family:
     def _of_language_model(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Select the language model's tensors, under their names in a file of the language model alone."""
         renamed: dict[str, Tensor] = {}
-        for name, tensor in tensors.items():
+        for name, tensor in self.hf_form(tensors).items():
             if re.fullmatch(self.other_parts, name):
                 continue
             for beginning, alone in self.hf_prefixes.items():
@@ -272,6 +276,11 @@ class Family:
 def is_balancing_bias(name: str) -> bool:
     """Whether the canonical tensor of this name is a router's balancing bias, which no gradient changes."""
     return name.endswith(BALANCING_BIAS)
+
+
+def is_trained(name: str) -> bool:
+    """Whether an optimizer updates the canonical tensor of this name."""
+    return not name.endswith((BALANCING_BIAS, *XIELU_CONSTANTS))
 
 
 def has_stacked_layers(table: str, architecture: Architecture) -> bool:
@@ -291,6 +300,8 @@ def _alternatives(entries: Mapping[str, Entry], tensors: Mapping[str, Tensor]) -
 def _shape(row_mappings: tuple[RowMapping, ...], canonical: Mapping[str, Shape]) -> Shape:
     """The shape of the format's tensor with these row mappings."""
     shape = canonical[row_mappings[0].name]
+    if not shape:
+        return shape
     if row_mappings[0].canonical_expert is not None:
         shape = shape[1:]
     trailing = shape[:-1][::-1] if row_mappings[0].transposed else shape[1:]
@@ -301,6 +312,8 @@ def _shape(row_mappings: tuple[RowMapping, ...], canonical: Mapping[str, Shape])
 
 def _from_canonical(rows: RowMapping, source: Tensor, shape: Shape) -> tuple[tuple[range, ...], Tensor]:
     """The rows of the canonical tensor `source`, and their indices in the format's tensor of `shape`."""
+    if not shape:
+        return (), source
     if rows.canonical_expert is not None:
         source = source.at(rows.canonical_expert)
     piece = (source.transposed() if rows.transposed else source).take(0, rows.canonical_rows)
@@ -311,6 +324,8 @@ def _from_canonical(rows: RowMapping, source: Tensor, shape: Shape) -> tuple[tup
 
 def _to_canonical(rows: RowMapping, tensor: Tensor, shape: Shape) -> tuple[tuple[range, ...], Tensor]:
     """Return rows of the format's `tensor`, or of an expert's slice, and their indices in the canonical tensor of `shape`."""
+    if not shape:
+        return (), tensor
     piece = tensor.take(0, rows.format_rows)
     if rows.canonical_expert is None:
         return _in_canonical(rows, piece, shape)

@@ -65,7 +65,8 @@ class Rows:
     def row_mappings(self, architecture: Architecture, shape: Callable[[str], Shape]) -> Iterator[RowMapping]:
         start = 0
         for name in self.names:
-            rows = shape(name)[0]
+            # A tensor without axes counts as one row.
+            rows = shape(name)[0] if shape(name) else 1
             yield RowMapping(name, range(rows), range(start, start + rows))
             start += rows
 

@@ -146,7 +146,7 @@ def _or_none(loss: float | None, sign: int = 1) -> float:
 def _raised_by(losses: Iterable[float | None], median: float) -> float:
     """Return the difference between the lower quartile of a step's losses and the `median` of earlier losses.
 
-    A step that learns from bad samples raises the losses of all samples in the next steps, although those samples are good.
+    A step that learns from bad samples raises every loss in the next steps, although those samples are good.
     """
     finite = [loss for loss in losses if loss is not None and math.isfinite(loss)]
     if len(finite) < FEWEST_IN_STEP:

@@ -1,5 +1,7 @@
 """Command line of lt-monitor."""
 
+import os
+import shlex
 import sys
 
 import click
@@ -9,8 +11,17 @@ from lt_monitor.cli.log_options import pattern_options, reads_logs
 from lt_shared import console
 
 
+class Commands(console.Group):
+    """The commands of lt-monitor. A log in place of a command's name is answered with the command that shows it."""
+
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and self.get_command(ctx, args[0]) is None and os.path.exists(args[0]):
+            raise console.UsageError(f"{args[0]} is no command", f"lt-monitor summarize {shlex.quote(args[0])}")
+        return super().resolve_command(ctx, args)
+
+
 @click.group(
-    cls=console.Group,
+    cls=Commands,
     examples="""
 lt-monitor scrape slurm-*.out
 lt-monitor summarize run1/train.log

@@ -7,17 +7,16 @@ ways give the same events; earlier lines decide only which way reads a line.
 
 import bisect
 import heapq
-import json
+import itertools
 import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
-import orjson
 
 from lt_monitor.events import records
 from lt_monitor.events.records import Record
-from lt_monitor.logs import many_line_steps, user_patterns
+from lt_monitor.logs import event_lines, many_line_steps, user_patterns
 from lt_monitor.logs.dumps import Dumps
 from lt_monitor.logs.fast.step_rows import StepRows
 from lt_monitor.logs.fast.step_templates import MINIMUM_ALIKE_LINES, StepTemplates, line_ends
@@ -25,12 +24,22 @@ from lt_monitor.logs.fields import TASK, read_values
 from lt_monitor.logs.formats import tracebacks
 from lt_monitor.logs.formats.table import PARSERS
 from lt_monitor.logs.formats.tracebacks import OpenTracebacks
+from lt_monitor.logs.label_digits import unread_digits
 from lt_monitor.logs.labels.removal import LabelRemoval
 from lt_monitor.logs.line_parsers import StepLine
 from lt_monitor.logs.lines import Line
 from lt_monitor.logs.many_line_steps import OpenStep
 from lt_monitor.logs.parsed_block import Item, ParsedBlock, in_order
-from lt_monitor.logs.searched_keywords import DUMP, EVENT_RECORD, PREFILTER, SELECTION, STEP_HEAD, TRACEBACK, USER_PATTERN
+from lt_monitor.logs.searched_keywords import (
+    DUMP,
+    EVENT_RECORD,
+    NUMBERED,
+    PREFILTER,
+    SELECTION,
+    STEP_HEAD,
+    TRACEBACK,
+    USER_PATTERN,
+)
 from lt_monitor.logs.step_numbers import StepNumbers
 
 # If templates read this share of a block's bytes, templates are tried first on the next block.
@@ -40,23 +49,12 @@ FEW_LINES = 64
 MAXIMUM_PARTS = 64
 MAXIMUM_GLUED_BYTES = 1 << 16
 
-# Kinds of manifest lines, and the fields that distinguish them from events of these kinds.
-MANIFEST = {"dataset": "tokens", "checkpoint": "format", "end": "count"}
-
 _RECORD = re.compile(rb'\{"v": ?1, ?"kind": ?')
 _BETWEEN_EVENTS = b" ]|,\t"
 _AFTER_STEP = ("checkpoint", "end", "eval")
 
 Hits = dict[int, list[int]]
 """The offsets in the block, ascending, of a line's keywords, by the parser that the keywords belong to."""
-
-
-def _is_manifest(record: object) -> bool:
-    """Whether a record is a manifest line of an lt tool. It is ignored, because the trainer's log line has the same event."""
-    if not isinstance(record, dict):
-        return False
-    field = MANIFEST.get(str(record.get("kind")))
-    return field is not None and field in record
 
 
 class LogParser:
@@ -231,23 +229,25 @@ class LogParser:
                 self._open_step.begin(head.trainer, _completed(head.record, line))
                 self._resume_step(block, end + 1, offset, items)
                 return False
-        for index in sorted(hits):
-            if USER_PATTERN < index < 0:
-                continue
-            line.relabel(hits[index][-1] - begin)
-            parsed = PARSERS[index][0](line) if index >= 0 else self._patterns[index - USER_PATTERN - 1].parse(line)
-            if isinstance(parsed, StepLine):
-                self._has_step_lines = True
-                record = self._step_record(line, parsed, block, begin)
-                if record is None:
-                    return False
-                keywords_at = [at - begin for offsets in hits.values() for at in offsets]
-                return self._read_step(raw, line, parsed, record, keywords_at, items, depth)
-            if parsed is not None:
-                self._step_numbers.note_batch_size(parsed)
-                items.append((offset + begin, _completed(parsed, line)))
-                return False
+        hits_in_line = {index: [at - begin for at in hits[index]] for index in sorted(hits) if not USER_PATTERN < index < 0}
+        parsed = self._parsed(line, hits_in_line)
+        if isinstance(parsed, StepLine):
+            self._has_step_lines = True
+            record = self._step_record(line, parsed, block, begin)
+            return record is not None and self._read_step(raw, line, parsed, record, hits_in_line, items, depth)
+        if parsed is not None:
+            self._step_numbers.note_batch_size(parsed)
+            items.append((offset + begin, _completed(parsed, line)))
         return False
+
+    def _parsed(self, line: Line, hits: Hits) -> StepLine | Record | None:
+        """Parse a line by the first parser that recognises it. `hits` are in the parsers' order, with offsets in the line."""
+        for index, offsets in hits.items():
+            line.relabel(offsets[-1])
+            parsed = PARSERS[index][0](line) if index >= 0 else self._patterns[index - USER_PATTERN - 1].parse(line)
+            if parsed is not None:
+                return parsed
+        return None
 
     def _step_record(self, line: Line, step: StepLine, block: bytes, begin: int) -> Record | None:
         if step.record is not None:
@@ -259,13 +259,14 @@ class LogParser:
             return None
 
     def _read_step(
-        self, raw: bytes, line: Line, step: StepLine, record: Record, keywords_at: list[int], items: list[Item], depth: int
+        self, raw: bytes, line: Line, step: StepLine, record: Record, hits: Hits, items: list[Item], depth: int
     ) -> bool:
         """Add a line's step and the events before and behind it; return whether a template may fit the line.
 
         A progress bar ends without a newline, so a fault or the next frame of the bar may follow on the same line.
         """
         begin, end = map(line.raw_index, step.span())
+        keywords_at = list(itertools.chain.from_iterable(hits.values()))
         is_alone, offset = True, line.offset
         first = max(0, begin - MAXIMUM_GLUED_BYTES)
         if any(first <= at < begin for at in keywords_at) and self._read_part(raw, first, begin, line, items, depth):
@@ -273,7 +274,14 @@ class LogParser:
         items.append((offset, {**record, "src": {"offset": offset}}))
         if any(at >= end for at in keywords_at) and self._read_part(raw, end, len(raw), line, items, depth):
             is_alone = False
-        return is_alone and step.record is None and self._templates.learn(raw, line, step)
+        if not is_alone or step.record is not None:
+            return False
+        return self._templates.learn(raw, line, step, lambda: self._unread_digits(raw, line, step, hits))
+
+    def _unread_digits(self, raw: bytes, line: Line, step: StepLine, hits: Hits) -> list[int]:
+        """Return the digits of the label that other lines with the same template may have otherwise."""
+        # A user's pattern may read any digit.
+        return [] if self._patterns else unread_digits(raw, line, step, lambda other: self._parsed(other, hits), NUMBERED)
 
     def _read_part(self, raw: bytes, begin: int, end: int, line: Line, items: list[Item], depth: int) -> bool:
         """Parse a part of a line as a line of its own; return whether it has an event."""
@@ -311,21 +319,15 @@ class LogParser:
 
     def _event_record(self, text: bytes, offset: int) -> Record | None:
         """Parse a line that is already an event record. Its run and source are kept if it has them."""
-        try:
-            record = _json(text)
-        except (ValueError, RecursionError) as error:
-            reason: str | None = f"not JSON: {error}"
-        else:
-            if _is_manifest(record):
-                return None
-            reason = records.problem(record)
-        if reason is None:
-            source = record.get("src")
-            record["src"] = {"offset": offset, **source} if isinstance(source, dict) else {"offset": offset}
-            return dict(record)
-        self.malformed += 1
-        self.first_malformed = self.first_malformed or f"at byte {offset}: {reason}"
-        return None
+        record = event_lines.read(text)
+        if isinstance(record, str):
+            self.malformed += 1
+            self.first_malformed = self.first_malformed or f"at byte {offset}: {record}"
+            return None
+        if record is None:
+            return None
+        source = record.get("src")
+        return {**record, "src": {"offset": offset, **source} if isinstance(source, dict) else {"offset": offset}}
 
     def _add_steps(self, items: list[Item], rows: list[StepRows]) -> None:
         """Give each event without a step the step of the last step line before it, and remember the last step of the block.
@@ -353,14 +355,6 @@ class LogParser:
             items[:] = [item for item in items if item[1]["kind"] != "eval" or "step" in item[1]]
         if steps_by_offset:
             self._last_step = steps_by_offset[-1][1]
-
-
-def _json(text: bytes) -> Any:
-    """Parse JSON. Python's json module also reads NaN, Infinity and lone surrogates, which orjson refuses."""
-    try:
-        return orjson.loads(text)
-    except orjson.JSONDecodeError:
-        return json.loads(text)
 
 
 def _completed(parsed: Record, line: Line) -> Record:

@@ -80,7 +80,16 @@ def _join(group: Sequence[str], names: dict[str, str]) -> None:
     if not varying or not _may_be_ranks(group, [values[varying[-1]] for values in fields], names):
         _split(group, fields, varying, names)
         return
-    contents = {path: _content(path) for path in group}
+    contents: dict[str, _Content] = {}
+    with_steps: _Content | None = None
+    for path in group:
+        content = contents[path] = _content(path)
+        if content.is_main and content.has_steps:
+            with_steps = with_steps or content
+            # Two losses that differ decide: of 10,000 logs of a job array only two are opened.
+            if content is not with_steps and not _agree(with_steps, content):
+                _split(group, fields, varying, names)
+                return
     mains = [path for path in group if contents[path].is_main]
     other_ranks = [path for path in group if contents[path].is_other_rank]
     ranks = {names[path]: contents[path].ranks for path in other_ranks}

@@ -4,6 +4,7 @@ from lt_monitor.logs.fast.excerpts import LineSelection
 from lt_monitor.logs.fast.prefilter import Prefilter
 from lt_monitor.logs.formats import tracebacks
 from lt_monitor.logs.formats.table import HEADS, PARSERS, keywords
+from lt_monitor.logs.label_digits import keyword_pattern
 from lt_monitor.logs.trainers import huggingface
 
 EVENT_RECORD, DUMP, STEP_HEAD, TRACEBACK, USER_PATTERN = -1, -2, -3, -4, -5
@@ -17,6 +18,7 @@ KEYWORDS = {
     b" across ranks (ms)": [DUMP],
 }
 PREFILTER = Prefilter(KEYWORDS)
+NUMBERED = keyword_pattern(tuple(KEYWORDS))
 SELECTION = LineSelection(
     PREFILTER,
     KEYWORDS,

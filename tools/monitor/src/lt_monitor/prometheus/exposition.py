@@ -47,7 +47,7 @@ METRICS = (
     Metric("lt_train_loss_scale", "gauge", "Loss scale of the last step."),
     Metric("lt_train_step_seconds", "gauge", "Median duration of a step over the last step lines."),
     Metric("lt_train_attempt_step_seconds", "gauge", "Median duration of a step since the last restart."),
-    Metric("lt_train_tokens_per_second", "gauge", "Median tokens per second of all GPUs over the last step lines."),
+    Metric("lt_train_tokens_per_second", "gauge", "Median tokens per second, summed over the GPUs, in the last step lines."),
     Metric(
         "lt_train_tflops_per_gpu",
         "gauge",

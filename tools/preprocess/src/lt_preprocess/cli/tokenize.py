@@ -114,7 +114,7 @@ def command(
 
     FILE is a file of JSON lines, Parquet, plain text (.txt), CSV, WebDataset's tar or WARC texts, compressed or not (gzip, zstd,
     xz, bzip2), a directory of such files, a glob pattern, a URL such as s3://bucket/key, @LIST for a file of names, or - for
-    standard input. A manifest of what was made goes to standard output.
+    standard input. The manifest of the datasets goes to standard output.
     """
     if files and input:
         if click.get_current_context().get_parameter_source("input") != click.core.ParameterSource.ENVIRONMENT:
@@ -194,7 +194,7 @@ class _Printer:
 
 
 def _say_what_is_added(run_plan: "Plan") -> None:
-    """Name the tokens that begin and end documents, and those of a transformation."""
+    """Name the tokens that begin and end documents, and the tokens of a transformation."""
     from lt_preprocess.tokenizers.end_of_document import TURN_ENDS
 
     options = run_plan.options

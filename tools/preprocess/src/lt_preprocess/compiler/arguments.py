@@ -24,7 +24,7 @@ class Group(NamedTuple):
 
 
 Kind = str | Array | Group
-"""The name of a scalar's type, or that of several words."""
+"""The name of a scalar's type, or the name of a type of several words."""
 
 
 def flatten(value: Any, words: list[int]) -> Kind:

@@ -68,7 +68,7 @@ class _Origin(NamedTuple):
 class _KeptLines:
     """Selects the documents that a dataset's table of lines names, chunk by chunk.
 
-    Rules are not applied again. What they removed is checked by its number.
+    Rules are not applied again. The number of documents that they removed is checked.
     """
 
     def __init__(self, table: TokenizedLines, removed: int):

@@ -309,7 +309,7 @@ def _is_short(paths: list[str]) -> bool:
 
 
 def _added(counts: tuple[int, ...], encoded: Encoded) -> tuple[int, ...]:
-    """The numbers of empty fields with those of a chunk."""
+    """The numbers of empty fields, with a chunk's numbers added."""
     if encoded.empty_fields is None:
         return counts
     chunk_counts = encoded.empty_fields.sum(axis=0).tolist()

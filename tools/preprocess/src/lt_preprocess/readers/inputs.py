@@ -111,7 +111,7 @@ def _is_seekable(path: str) -> bool:
     try:
         return stat.S_ISREG(os.stat(path).st_mode)
     except FileNotFoundError:
-        raise NoInput(f"{path}: no such file") from None
+        raise storage.no_such_file(path) from None
     except OSError as error:
         raise NoInput(f"{path}: {error.strerror}") from None
 

@@ -43,12 +43,15 @@ def command(words: tuple[str, ...]) -> None:
 
 
 def _matching(words: str, sections: dict[str, list[click.Option]]) -> dict[str, list[click.Option]]:
-    """Return the sections whose title matches `words`, otherwise the options. Raises UsageError if neither match."""
+    """Return the sections whose title matches `words`, otherwise the options whose name or else whose description does.
+
+    Raises UsageError if nothing matches.
+    """
     query = words.strip("-").lower()
     if titles := [title for title in sections if f" {title}".lower().find(f" {query}") >= 0]:
         return {title: sections[title] for title in titles}
     options_by_section = {title: [one for one in options if _has_name_part(one, query)] for title, options in sections.items()}
-    matching = {title: options for title, options in options_by_section.items() if options}
+    matching = {title: options for title, options in options_by_section.items() if options} or _described(query, sections)
     if not matching and words.startswith("-"):
         raise click.NoSuchOption(words, ctx=click.get_current_context())
     if not matching:
@@ -56,6 +59,13 @@ def _matching(words: str, sections: dict[str, list[click.Option]]) -> dict[str, 
         hint = f"did you mean {nearest[0]}?" if nearest else f"sections: {', '.join(sections)}"
         raise UsageError(f"{words}: neither a section nor an option", hint)
     return matching
+
+
+def _described(query: str, sections: dict[str, list[click.Option]]) -> dict[str, list[click.Option]]:
+    """Return the options whose description has words that begin with `query`."""
+    beginning = re.compile(rf"\b{re.escape(query)}", re.IGNORECASE)
+    by_section = {title: [one for one in options if beginning.search(one.help or "")] for title, options in sections.items()}
+    return {title: options for title, options in by_section.items() if options}
 
 
 def _searchable_words() -> list[str]:

@@ -1,19 +1,16 @@
 """Call `lt-train plan` from notebooks and scripts. The function has the options and checks of the command."""
 
 import dataclasses
-import difflib
 import os
 from collections.abc import Mapping
 from typing import Any
 
 import click
 
-from lt_shared.console import UsageError
+from lt_shared.console import UsageError, keyword_options
+from lt_shared.console.keyword_options import Value
 from lt_train.commands import plan_layout
 from lt_train.planner import layout_table
-
-Value = str | os.PathLike[str] | int | float | bool | list[int] | tuple[int, ...] | None
-COMMAND_ONLY = ("as_json", "help", "quiet", "verbose")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,10 +54,8 @@ def plan(*, model: str | os.PathLike[str] | None = None, gpu: str, nodes: int = 
     A layout that does not fit is no error: `fits` is False. Raises UsageError for an unknown option or an invalid value, and
     BadConfig for a model that no layout can divide among the ranks.
     """
-    words = [
-        word for name, value in {"model": model, "gpu": gpu, "nodes": nodes, **options}.items() for word in _words(name, value)
-    ]
     command = plan_layout.command
+    words = keyword_options.words(command, {"model": model, "gpu": gpu, "nodes": nodes, **options}, "lt-train plan")
     try:
         with command.make_context("plan", words, auto_envvar_prefix=None) as context:
             parameters = dict(context.params)
@@ -77,33 +72,3 @@ def plan(*, model: str | os.PathLike[str] | None = None, gpu: str, nodes: int = 
         record["options"],
         record,
     )
-
-
-def _words(name: str, value: Value) -> list[str]:
-    """Convert one option into command-line words, or into no words for None and False."""
-    spellings = _options()
-    if name not in spellings:
-        near = difflib.get_close_matches(name, spellings, 1)
-        raise UsageError(f"no option {name}", f"did you mean {near[0]}?" if near else "see lt-train plan --help")
-    flag, option = spellings[name]
-    if value is None:
-        return []
-    if option.is_flag:
-        if not isinstance(value, bool):
-            raise UsageError(f"{name} is {value!r}, and takes True or False")
-        return [flag] if value else []
-    if isinstance(value, bool):
-        raise UsageError(f"{name} is {value!r}, and takes a value")
-    if isinstance(value, list | tuple):
-        values = [str(one) for one in value]
-        return [f"{flag}={one}" for one in values] if option.multiple else [flag, *values]
-    return [f"{flag}={os.fspath(value) if isinstance(value, os.PathLike) else value}"]
-
-
-def _options() -> dict[str, tuple[str, click.Option]]:
-    """Map each keyword of `plan` to the flag and the option."""
-    option_by_name: dict[str, tuple[str, click.Option]] = {}
-    for option in plan_layout.command.params:
-        if isinstance(option, click.Option) and option.name not in COMMAND_ONLY:
-            option_by_name |= {flag[2:].replace("-", "_"): (flag, option) for flag in option.opts if flag.startswith("--")}
-    return option_by_name

@@ -262,6 +262,7 @@ def is_plain_rms_norm(model: Architecture) -> bool:
 def _norm(run: Run) -> str:
     """Choose the kernel for the layers' norms, fused with the preceding residual addition."""
     fits = is_plain_rms_norm(run.architecture) and run.architecture.norm_placement == "pre"
+    fits = fits and not run.architecture.parallel_layers
     fits = fits and not run.layers.hidden_dropout and "mlp" not in run.memory.recomputed_modules
     return TRITON if run.layers.triton and fits else TORCH
 
@@ -270,7 +271,10 @@ def _rope(run: Run) -> str:
     """Choose the kernel for RoPE, fused with the split into queries, keys and values, and with the norms of single heads."""
     model = run.architecture
     fits = model.family == "llama" and model.rotary_channels == model.kv_channels
-    if model.qk_layernorm:
+    if model.qk_layernorm_after_rope:
+        # The kernel splits and rotates, without the magnitude that a scaling may have in front of the norms.
+        fits = fits and model.rope_scaling is None
+    elif model.qk_layernorm:
         fits = fits and model.qk_layernorm_width == "head" and is_plain_rms_norm(model)
     return TRITON if run.layers.triton and fits and model.latent_attention is None else TORCH
 

@@ -15,6 +15,7 @@ from lt_shared import console
 from lt_shared.console import BadConfig
 from lt_shared.files import storage
 from lt_train.config import credentials
+from lt_train.config.foreign_options import FOREIGN_OPTIONS
 from lt_train.config.settings import (
     batches,
     checkpointing,
@@ -77,6 +78,8 @@ _SOURCES = (ParameterSource.COMMANDLINE, ParameterSource.ENVIRONMENT, ParameterS
 
 class RunCommand(console.Command):
     """A click command that accepts Megatron's lists of datasets (--data-path A B C), which click alone does not."""
+
+    foreign_options = FOREIGN_OPTIONS
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         unparsed = super().parse_args(ctx, data_settings.spread(args))
@@ -159,15 +162,21 @@ def options_from_toml(path: str, names: Mapping[str, str], lists: Set[str], igno
     try:
         content = tomllib.loads(storage.read_bytes(path).decode())
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise BadConfig(f"{path}: not TOML: {error}") from None
+        is_foreign = path.endswith((".yaml", ".yml", ".json", ".py", ".sh"))
+        hint = f"lt-train import {path} translates another trainer's configuration" if is_foreign else None
+        raise BadConfig(f"{path}: not TOML: {error}", hint) from None
     content = {key: value for key, value in content.items() if key.replace("-", "_") not in ignored}
     unknown = sorted(key for key in content if key.replace("-", "_") not in names)
     if unknown:
         from difflib import get_close_matches
 
-        spelled_alike = {key: get_close_matches(key.replace("-", "_"), names, n=1) for key in unknown}
-        nearest = [f"{key}: did you mean {alike[0].replace('_', '-')}?" for key, alike in spelled_alike.items() if alike]
-        hint = "; ".join(nearest) or "see lt-train --help for their names"
+        remedies = {key: FOREIGN_OPTIONS.get(key.replace("_", "-")) for key in unknown}
+        for key in (key for key, remedy in remedies.items() if remedy is None):
+            if alike := get_close_matches(key.replace("-", "_"), names, n=1):
+                remedies[key] = f"did you mean {alike[0].replace('_', '-')}?"
+        hint = (
+            "; ".join(f"{key}: {remedy}" for key, remedy in remedies.items() if remedy) or "see lt-train --help for their names"
+        )
         raise BadConfig(f"{path}: unknown options: {', '.join(unknown)}", hint)
     options: dict[str, Any] = {}
     spelled: dict[str, str] = {}

@@ -78,7 +78,7 @@ def mlp_width(mlp: Mapping[str, Any]) -> Any:
 
 
 def absent_llama_scaling(rope: Mapping[str, Any], name: str) -> Iterator[tuple[str, Any]]:
-    """Yield the scaling of rotary positions if it is not that of Llama 3.1, which lt-train has with one set of bounds."""
+    """Yield the scaling of rotary positions if it differs from Llama 3.1's scaling, which lt-train has with one set of bounds."""
     scaling = rope.get("scaling")
     if scaling in ("none", None):
         return
@@ -150,7 +150,7 @@ def shape(layer: Any) -> Any:
 
 
 def class_name(part: Any) -> str:
-    """Return the name of an object's class, without its module and what makes another kernel of it."""
+    """Return the name of an object's class, without its module and without the suffix of another kernel."""
     name = str(part.get("_target_", "") if isinstance(part, Mapping) else part)
     name = name.removesuffix(".Config").rpartition(".")[2]
     for prefix in PREFIXES:

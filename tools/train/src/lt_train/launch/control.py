@@ -8,6 +8,7 @@ hangs, a watchdog names it, and it is killed first.
 Launcher and ranks exchange packets of JSON over a socket in the launcher's directory:
 
     rank to launcher    {"rank": 2}                 its number on the node, at its start; spare processes are -1, -2 ...
+                        {"imported": true}          the rank has imported its packages
                         {"suspect": 1}              rank 1 hangs
                         {"ready": true}             the rank has left its process groups
                         {"keep": 40, "bytes": 99, "rank": 2}    with the descriptor of a copy of its state
@@ -40,6 +41,8 @@ STORED_VARIABLE = "LT_TRAIN_STORED_STEP"
 HOLD_SECONDS = 5.0
 # Time for the surviving ranks to leave their process groups. If a rank takes longer, all ranks are started anew.
 READY_SECONDS = 20.0
+# Time for a rank to import its packages, which a busy machine or filesystem makes long. Ranks that are started anew import, too.
+IMPORT_SECONDS = 120.0
 POLL_SECONDS = 0.1
 LARGEST_BYTES = 4096
 
@@ -57,6 +60,8 @@ class Control:
         self._connections: dict[int, socket.socket] = {}
         self._suspects: list[int] = []
         self._ready: set[int] = set()
+        self._imported: set[int] = set()
+        self._is_holding = False
         # The numbers on the node of ranks that have made a copy, by global rank.
         self._copying: dict[int, int] = {}
         self.send_copy: Callable[[int, int], None] = self.say_safe
@@ -72,10 +77,12 @@ class Control:
             connection.close()
 
     def forget(self, rank: int) -> None:
+        self._imported.discard(rank)
         if connection := self._connections.pop(rank, None):
             connection.close()
 
     def forget_all(self) -> None:
+        self._is_holding = False
         for rank in list(self._connections):
             self.forget(rank)
 
@@ -84,9 +91,10 @@ class Control:
         self._send(self._copying[rank], {"safe": step})
 
     def hold(self, ranks: list[int]) -> None:
-        """Tell `ranks` that a rank has died, so that they wait."""
+        """Tell `ranks` that a rank has died, so that they wait. Tell ranks that connect later, too."""
         self._accept()
         self._ready.clear()
+        self._is_holding = True
         for rank in ranks:
             self._send(rank, {"hold": True})
 
@@ -107,6 +115,8 @@ class Control:
             return False
         if "suspect" in message:
             self._suspects.append(int(message["suspect"]))
+        elif "imported" in message:
+            self._imported.add(rank)
         elif "ready" in message:
             self._ready.add(rank)
         elif "keep" in message and descriptor is not None:
@@ -125,14 +135,20 @@ class Control:
         suspect_ranks, self._suspects = self._suspects, []
         return suspect_ranks
 
-    def are_ready(self, ranks: list[int]) -> bool:
-        """Wait for `ranks` to leave their process groups. False if a rank has ended or takes too long."""
-        deadline = time.monotonic() + READY_SECONDS
+    def are_ready(self, ranks: list[int], is_alive: Callable[[int], bool] = lambda rank: True) -> bool:
+        """Wait for `ranks` to leave their process groups. False if a rank has ended or takes too long.
+
+        A rank that still imports its packages is waited for longer, because a new process would have to import them, too.
+        """
+        began = time.monotonic()
+        deadline, import_deadline = began + READY_SECONDS, began + IMPORT_SECONDS
         while waiting := set(ranks) - self._ready:
-            left_seconds = deadline - time.monotonic()
-            if left_seconds <= 0 or not waiting <= self._connections.keys():
+            now = time.monotonic()
+            if not waiting <= self._imported and now < import_deadline:
+                deadline = now + READY_SECONDS
+            if now > deadline or not all(map(is_alive, waiting)):
                 return False
-            self.poll(left_seconds)
+            self.poll(min(POLL_SECONDS, deadline - now))
         return True
 
     def begin(self, attempts: Mapping[int, dict[str, Any]], spares: Mapping[int, int]) -> bool:
@@ -141,13 +157,16 @@ class Control:
         False if a spare process does not come.
         """
         keys = {rank: -1 - number for rank, number in spares.items()}
-        deadline = time.monotonic() + READY_SECONDS
+        deadline = time.monotonic() + IMPORT_SECONDS
         while not set(keys.values()) <= self._connections.keys():
             if time.monotonic() > deadline:
                 return False
             self.poll(POLL_SECONDS)
         for rank, key in keys.items():
             self._connections[rank] = self._connections.pop(key)
+            if key in self._imported:
+                self._imported = self._imported - {key} | {rank}
+        self._is_holding = False
         # All ranks are told, also after one that could not be.
         return False not in [self._send(rank, attempt) for rank, attempt in attempts.items()]
 
@@ -159,7 +178,10 @@ class Control:
                 connection.setblocking(True)
                 greeting, _ = _receive(connection)
                 if greeting is not None:
-                    self._connections[int(greeting["rank"])] = connection
+                    rank = int(greeting["rank"])
+                    self._connections[rank] = connection
+                    if self._is_holding and rank >= 0:
+                        self._send(rank, {"hold": True})
 
     def _send(self, rank: int, message: dict[str, Any], descriptor: int | None = None) -> bool:
         try:
@@ -212,6 +234,9 @@ class Controlled:
 
     def say_ready(self) -> None:
         self._send({"ready": True})
+
+    def say_imported(self) -> None:
+        self._send({"imported": True})
 
     def suspect(self, rank: int) -> None:
         """Ask the launcher to end a rank that hangs."""

@@ -35,7 +35,7 @@ class Stopped(Exception):
 
 
 def check_others(group: Leader) -> None:
-    """Read what the other nodes have said. Raises NodesLost and OthersFailed."""
+    """Read the other nodes' messages. Raises NodesLost and OthersFailed."""
     group.poll()
     if group.lost:
         raise NodesLost
@@ -44,7 +44,7 @@ def check_others(group: Leader) -> None:
 
 
 def wait_for_others(group: Leader, code: int, watch: Callable[[], None]) -> None:
-    """Wait until the ranks of the other nodes have ended, after those of this node with `code`.
+    """Wait until the ranks of the other nodes have ended, after this node's ranks ended with `code`.
 
     A failure here may be the echo of a lost node, which `watch` then raises. After a good end, the other nodes end at the same
     step.
@@ -58,5 +58,5 @@ def wait_for_others(group: Leader, code: int, watch: Callable[[], None]) -> None
 
 
 def code_of_all(group: Leader, code: int) -> int:
-    """Return the exit code of all nodes' ranks, those of this node with `code`."""
+    """Return the exit code of all nodes' ranks; this node's ranks ended with `code`."""
     return max(code, *group.endings.values()) if group.endings and code in ENDED else code

@@ -23,6 +23,7 @@ from lt_train.config.settings.reporting import Reporting
 from lt_train.config.settings.streaming import Streaming
 from lt_train.data import remote_datasets
 from lt_train.launch import elastic_run, kept_files, rank_processes, spare_run, worker
+from lt_train.launch.next_steps import note_next_steps
 from lt_train.planner import memory_estimate
 from lt_train.planner.stage_work import PipelineWork
 from lt_train.preflight import check_runner
@@ -187,6 +188,8 @@ class LaunchedRun:
             is_interrupted = ranks.is_interrupted and code == ExitCode.TRY_AGAIN
         if is_interrupted and self.is_first:
             _note_command(self.config.reporting)
+        if code == ExitCode.OK and not is_interrupted and self.is_first:
+            note_next_steps(self.config)
         # A script that repeats a run which ends with TRY_AGAIN would start it again.
         return ExitCode.INTERRUPTED if is_interrupted else _exit_code_of_node(code)
 

@@ -189,9 +189,12 @@ class Ranks:
                     self._spares_started += 1
                     self._spares[number] = self._start(config_file, {}, "--spare", str(number))
 
+    def _is_alive(self, rank: int) -> bool:
+        return self._processes[rank].poll() is None
+
     @property
     def _live_ranks(self) -> list[int]:
-        return [rank for rank, process in enumerate(self._processes) if process.poll() is None]
+        return [rank for rank in range(len(self._processes)) if self._is_alive(rank)]
 
     def _continue(self, config_file: str, node: Node, local_world_size: int) -> bool:
         """Let the live ranks begin again, and spare processes in place of the other ranks. Returns whether it worked."""
@@ -210,7 +213,7 @@ class Ranks:
             }
             for rank in range(local_world_size)
         }
-        if not self._control.are_ready(live_ranks) or not self._control.begin(attempts, spares):
+        if not self._control.are_ready(live_ranks, self._is_alive) or not self._control.begin(attempts, spares):
             return False
         processes = dict(enumerate(self._processes)) | {rank: self._spares.pop(number) for rank, number in spares.items()}
         self._processes = [processes[rank] for rank in range(local_world_size)]

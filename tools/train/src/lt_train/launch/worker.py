@@ -3,9 +3,12 @@
 RANK, WORLD_SIZE and so on are in its environment.
 """
 
+import errno
 import gc
+import io
 import logging
 import os
+import stat
 import sys
 import warnings
 from collections.abc import Callable
@@ -15,7 +18,7 @@ from typing import Any
 import click
 
 from lt_shared import console
-from lt_shared.console import BadConfig, ExitCode
+from lt_shared.console import BadConfig, ExitCode, ToolError
 from lt_train.checkpoint.memory import keeper
 from lt_train.checkpoint.shards import writer_process
 from lt_train.config.run_config import RunConfig
@@ -77,7 +80,7 @@ def _stand_by(config: RunConfig, control: Controlled) -> int:
     any_rank = RankEnvironment(0, 0, ranks, ranks, rank_environment.LOOPBACK, 0, "lt-train")
     # A GPU context takes memory from the rank on that GPU. So it is made only when the rank to replace is known.
     prepared = device.prepare(device.CPU, any_rank) if config.parallelism.device == device.CPU else None
-    _import_run(config.scoring)
+    _import_run(config.scoring, control)
     if prepared is not None:
         # torch imports it in the first step, for half a second, although nothing is compiled on a CPU.
         import torch._dynamo.convert_frame  # noqa: F401
@@ -110,7 +113,7 @@ def start(config: RunConfig, rank_env: RankEnvironment, control: Controlled | No
                     if prepared_device is None:
                         prepare_process(config.parallelism, config.precision, config.memory, config.reporting)
                         prepared_device = prepare_device(config.parallelism.device, rank_env)
-                    run = _import_run(config.scoring)
+                    run = _import_run(config.scoring, control)
             return run(config, rank_env, prepared_device)
         except Exception as error:
             from lt_train.process import failure_report, interruption
@@ -130,7 +133,7 @@ def start(config: RunConfig, rank_env: RankEnvironment, control: Controlled | No
         config, rank_env = _begin_attempt(attempt)
 
 
-def _import_run(scores: Scoring | None) -> Callable[..., int]:
+def _import_run(scores: Scoring | None, control: Controlled | None) -> Callable[..., int]:
     """Import the function that the rank runs: score samples, or train.
 
     flash-attn-4 is hidden from megatron-core, which would import it for inference only.
@@ -138,6 +141,8 @@ def _import_run(scores: Scoring | None) -> Callable[..., int]:
     with rank_imports.hide("flash_attn.cute"):
         from lt_train.train import scoring, training_run
     clock.lap("megatron-core")
+    if control:
+        control.say_imported()
     return scoring.score if scores else training_run.train
 
 
@@ -158,8 +163,11 @@ def _leave_process_groups() -> None:
     import torch
     from megatron.core import parallel_state
 
+    from lt_train.megatron import distributed_c10d
+
     if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
+    distributed_c10d.count_groups_anew()
     parallel_state.destroy_model_parallel()
     state = vars(parallel_state)
     state.update({name: None for name, value in state.items() if isinstance(value, torch.distributed.ProcessGroup)})
@@ -218,7 +226,29 @@ def _keep_standard_output_for_data() -> None:
     sys.stdout.flush()
     data = os.dup(sys.stdout.fileno())
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
-    sys.stdout = open(data, "w", encoding="utf-8", errors="surrogateescape")
+    buffered = io.BufferedWriter(_ManifestOutput(data, "w"))
+    sys.stdout = io.TextIOWrapper(buffered, encoding="utf-8", errors="surrogateescape")
+
+
+class OutputClosed(ToolError, OSError):
+    """Nobody reads the manifest lines on standard output. Starting the ranks again would not help."""
+
+    exit_code = ExitCode.BROKEN_PIPE
+
+    def __init__(self) -> None:
+        super().__init__("standard output is closed", "the same command goes on; redirect its output to a file or to /dev/null")
+
+
+class _ManifestOutput(io.FileIO):
+    def write(self, content: Any, /) -> int:
+        try:
+            return super().write(content)
+        except OSError as error:
+            # A terminal that is gone: `isatty` fails with the same error.
+            is_lost_terminal = error.errno == errno.EIO and stat.S_ISCHR(os.fstat(self.fileno()).st_mode)
+            if is_lost_terminal or error.errno in (errno.EPIPE, errno.EBADF):
+                raise OutputClosed from error
+            raise
 
 
 def silence_warnings() -> None:

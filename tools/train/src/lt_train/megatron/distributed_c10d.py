@@ -23,6 +23,14 @@ UPSTREAM = Upstream(
 )
 
 
+def count_groups_anew() -> None:
+    """Let the next process group be the first again. torch counts a group that could not be made, and names groups by number.
+
+    Ranks find each other by the names of their groups in the store.
+    """
+    distributed_c10d._world.group_count = 0
+
+
 @contextlib.contextmanager
 def share_devices(devices: Any) -> Iterator[None]:
     """Within the context, new gloo process groups use the event loops `devices`."""

@@ -22,11 +22,15 @@ from megatron.core.transformer.utils import sharded_state_dict_default
 from megatron.core.utils import make_viewless_tensor
 from torch import Tensor
 
+from lt_shared.models.architecture.sizes import ATTENTION, GATED_DELTA
 from lt_train.models import recomputation
 from lt_train.models.linear import Outputs
 
 # The checkpoint names of norms in front of a linear layer, which TransformerEngine fuses into one module.
-NORM_OF_ATTENTION = ("input_layernorm.", "self_attention.linear_qkv.layer_norm_")
+NORMS_OF_MIXERS = {
+    ATTENTION: ("input_layernorm.", "self_attention.linear_qkv.layer_norm_"),
+    GATED_DELTA: ("input_layernorm.", "self_attention.in_proj.layer_norm_"),
+}
 NORM_OF_MLP = ("pre_mlp_layernorm.", "mlp.linear_fc1.layer_norm_")
 
 
@@ -86,6 +90,16 @@ class Block(MegatronModule):  # type: ignore[misc]
         # The keys of `state` stay, only the names in the checkpoint change.
         apply_prefix_mapping(state, {f"{prefix}{name}": f"{prefix}{entry}" for name, entry in self.entries.items()})
         return state
+
+
+class ParallelBlock(Block):
+    """A block whose mixer and MLP have the same input, the output of its only norm (Cohere)."""
+
+    def forward(self, stream: Tensor, documents: Tensor | None, angles: Tensor | None) -> Tensor:
+        normed = self.input_layernorm(stream)
+        stream = self._add_to_stream(stream, *self.self_attention(normed, documents, angles))
+        is_recomputed = self.recomputes_mlp and self.training
+        return self._add_to_stream(stream, *recomputation.compute(self.mlp, is_recomputed, normed))
 
 
 class FusedBlock(Block):

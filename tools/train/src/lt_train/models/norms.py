@@ -73,9 +73,10 @@ def compiled(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return torch.compile(function, dynamic=False)
 
 
-def norm(config: TransformerConfig, size: int, eps: float) -> Any:
-    """Build the RMSNorm or LayerNorm of the last `size` channels that `config` asks for."""
-    return _build(_norm_class(config), config, size, eps)
+def norm(config: TransformerConfig, size: int, eps: float, parameters: str = "weight_and_bias") -> Any:
+    """Build the RMSNorm or LayerNorm of the last `size` channels that `config` asks for. LayerNorm has the `parameters`."""
+    options = {} if parameters == "weight_and_bias" else {"elementwise_affine": parameters == "weight", "bias": False}
+    return _build(functools.partial(_norm_class(config), **options), config, size, eps)
 
 
 def summing_norm(config: TransformerConfig, size: int, eps: float) -> Any:

@@ -29,7 +29,7 @@ def transformer_config(run_config: RunConfig, device: torch.device) -> Transform
     architecture, optimization = run_config.architecture, run_config.optimization
     precision, parallelism, memory = run_config.precision, run_config.parallelism, run_config.memory
     on_cpu = device.type == CPU
-    return TransformerConfig(
+    config = TransformerConfig(
         **_sizes(architecture),
         **_norms(architecture),
         **_attention(architecture, run_config.batches.seq_length),
@@ -47,6 +47,9 @@ def transformer_config(run_config: RunConfig, device: torch.device) -> Transform
         gradient_accumulation_fusion=accumulates_in_gemms(precision, parallelism, memory),
         **_recomputation(memory.recompute),
     )
+    # megatron-core's constructor refuses biases of a softmax router, which `lt_train.models.mlps.router` has (ERNIE 4.5).
+    config.moe_router_enable_expert_bias = architecture.moe_router_enable_expert_bias
+    return config
 
 
 def _sizes(architecture: Architecture) -> dict[str, Any]:
@@ -93,9 +96,16 @@ def _mlp(architecture: Architecture, on_cpu: bool) -> dict[str, Any]:
     if architecture.activation == "relu2":
         # megatron-core has no kernel that adds a bias to it.
         return {**fields, "activation_func": squared_relu, "bias_activation_fusion": False}
+    if architecture.activation == "xielu":
+        # `Pattern` gives a layer its module; megatron-core's layers, which have no such activation, get none.
+        return {**fields, "activation_func": _unknown_activation, "bias_activation_fusion": False}
     is_silu = is_gated and architecture.activation == "silu"
     activation = torch.nn.functional.silu if is_silu else _gelu(on_cpu)
     return {**fields, "activation_func": activation, "bias_activation_fusion": not on_cpu}
+
+
+def _unknown_activation(hidden: torch.Tensor) -> torch.Tensor:
+    raise AssertionError("megatron-core has no xIELU")
 
 
 def _gelu(on_cpu: bool) -> Callable[[torch.Tensor], torch.Tensor]:
@@ -121,7 +131,9 @@ def _experts(architecture: Architecture, layers: Layers, routing: Routing) -> di
         "moe_router_topk": architecture.moe_router_topk,
         "moe_router_pre_softmax": architecture.moe_router_pre_softmax,
         "moe_router_score_function": architecture.moe_router_score_function,
-        "moe_router_enable_expert_bias": architecture.moe_router_enable_expert_bias,
+        "moe_router_enable_expert_bias": (
+            architecture.moe_router_enable_expert_bias and architecture.moe_router_score_function == "sigmoid"
+        ),
         "moe_router_num_groups": architecture.moe_router_num_groups,
         "moe_router_group_topk": architecture.moe_router_group_topk,
         "moe_router_topk_scaling_factor": None if scaling_factor == 1 else scaling_factor,

@@ -60,7 +60,9 @@ class Activations:
         mtp_bytes = mtp_layers * (mtp_layer_bytes + 4 * self.residual_bytes)
         logit_bytes = (1 + mtp_layers) * self._logit_bytes() if is_last else 0
         # The logits are gone when the first layer is computed again.
-        transient_bytes = max(logit_bytes, recomputed_bytes + self._expert_backward_bytes())
+        mixer_numbers = max((COSTS[mixer].recomputed(self.model) for mixer in mixers), default=0)
+        mixer_bytes = 4 * mixer_numbers // parallel.tensor * self.tokens
+        transient_bytes = max(logit_bytes, recomputed_bytes + max(self._expert_backward_bytes(), mixer_bytes))
         return int(kept_bytes * max(1, in_flight)) + mtp_bytes + transient_bytes + self._deferred_gradient_bytes(pipeline_rank)
 
     @functools.cached_property
@@ -92,7 +94,11 @@ class Activations:
         # Inputs and outputs of the two norms, and the inputs of norms behind the sublayers. If a block has norms only behind the
         # sublayers, their outputs are not kept, but the inputs of attention and MLP are.
         output_norm_inputs = 2 if model.norm_placement == "both" else 0
-        return split_bytes + expert_bytes + ((2 if "layernorm" in modules else 4) + output_norm_inputs) * self.residual_bytes
+        norm_outputs = (2 if "layernorm" in modules else 4) // (2 if model.parallel_layers else 1)
+        # A clamp keeps its input, the queries, keys and values.
+        clamped = 0 if model.clip_qkv is None else (model.query_size + 2 * model.kv_size) * self.tokens * self.number_bytes
+        split_bytes += clamped // self.parallel.tensor
+        return split_bytes + expert_bytes + (norm_outputs + output_norm_inputs) * self.residual_bytes
 
     def _mixer_width(self, mixer: str) -> int:
         """Numbers per token that a mixer keeps, on all tensor-parallel ranks together."""

@@ -8,13 +8,15 @@ save any number that it reads from the device after the interruption.
 Imports no torch: a rank can be interrupted from its beginning on.
 """
 
+import contextlib
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from lt_shared.console import ToolError
 
 _is_interrupted = threading.Event()
 _replace: Callable[[int], None] | None = None
+_end_wait: Callable[[], None] | None = None
 
 
 class Echo(ToolError):
@@ -29,6 +31,20 @@ def allow(replace: Callable[[int], None]) -> None:
 
 def interrupt() -> None:
     _is_interrupted.set()
+    if end_wait := _end_wait:
+        end_wait()
+
+
+@contextlib.contextmanager
+def ending_waits(end_wait: Callable[[], None]) -> Iterator[None]:
+    """Within the context, an interruption calls `end_wait` in another thread. Raises Echo if this rank is interrupted already."""
+    global _end_wait
+    _end_wait = end_wait
+    try:
+        check()
+        yield
+    finally:
+        _end_wait = None
 
 
 def clear() -> None:

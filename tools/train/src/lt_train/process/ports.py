@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import ipaddress
+import os
 import random
 import socket
 
@@ -19,6 +20,16 @@ def free_port() -> int:
         with socket.socket() as listener, contextlib.suppress(OSError):
             listener.bind((LOOPBACK, port))
             return port
+
+
+def shut_down_connections(port: int) -> None:
+    """End this process's TCP connections from and to `port`, also those of C++ code: calls that wait for an answer then fail."""
+    for name in os.listdir("/proc/self/fd"):
+        # The descriptor may have been closed meanwhile, or be no connected socket.
+        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(int(name))) as connection:
+            is_tcp = connection.family in (socket.AF_INET, socket.AF_INET6)
+            if is_tcp and port in (connection.getsockname()[1], connection.getpeername()[1]):
+                connection.shutdown(socket.SHUT_RDWR)
 
 
 def bind(host: str, port: int) -> socket.socket | None:

@@ -10,6 +10,7 @@ this machine. torch's store listens on all interfaces.
 
 import contextlib
 import datetime
+import functools
 import json
 import os
 import socket
@@ -23,7 +24,7 @@ from torch.distributed.rendezvous import rendezvous
 
 from lt_shared.console import BadConfig, ExitCode, Unavailable
 from lt_train.megatron import distributed_c10d
-from lt_train.process import device, ports, watchdog
+from lt_train.process import device, interruption, ports, watchdog
 from lt_train.process.rank_environment import LOOPBACK, RankEnvironment, format_ranks
 
 # Communication libraries time out this much later than the watchdog.
@@ -32,6 +33,8 @@ LATER_SECONDS = 60.0
 LEAST_SECONDS = 120.0
 KEY = "lt-train/joined"
 POLL_SECONDS = 0.5
+CONNECT_SECONDS = 5.0
+CONNECT_POLL_SECONDS = 0.1
 # For the other ranks to read why they end, before rank 0 ends and its store with it.
 READING = datetime.timedelta(seconds=10)
 
@@ -84,6 +87,9 @@ def open_store(rank_env: RankEnvironment, timeout: datetime.timedelta) -> Any:
     serving: dict[str, Any] = {"is_master": rank_env.rank == 0}
     if rank_env.rank == 0 and (listener := _listener(host, rank_env.master_port)):
         serving["master_listen_fd"] = listener.detach()
+    elif interruption.is_allowed():
+        # torch's constructor waits for rank 0 and cannot be interrupted.
+        _wait_for_listener(host, rank_env.master_port, timeout)
     # `meet` waits for the other ranks and names the missing ones.
     return TCPStore(host, rank_env.master_port, rank_env.world_size, timeout=timeout, wait_for_workers=False, **serving)
 
@@ -94,6 +100,24 @@ def _listener(host: str, port: int) -> socket.socket | None:
         return ports.bind(host, port)
     except OSError as error:
         raise torch.distributed.DistNetworkError(f"{host}:{port}: {error.strerror}") from error
+
+
+def _wait_for_listener(host: str, port: int, timeout: datetime.timedelta) -> None:
+    """Wait until rank 0 listens, or `timeout` has passed. Raises Echo if this rank is interrupted."""
+    deadline = time.monotonic() + timeout.total_seconds()
+    while time.monotonic() < deadline:
+        interruption.check()
+        with contextlib.suppress(OSError), socket.create_connection((host, port), CONNECT_SECONDS):
+            return
+        time.sleep(CONNECT_POLL_SECONDS)
+
+
+def interruptible_waits(rank_env: RankEnvironment) -> contextlib.AbstractContextManager[None]:
+    """Within the context, an interruption of this rank ends its waits for the ranks' store. Raises Echo.
+
+    A rank that is killed before all groups are connected leaves the other ranks waiting for its keys in the store, in C++.
+    """
+    return interruption.ending_waits(functools.partial(ports.shut_down_connections, rank_env.master_port))
 
 
 @contextlib.contextmanager

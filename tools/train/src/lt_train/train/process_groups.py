@@ -1,5 +1,6 @@
 """Create the process groups of a run, before the model is built."""
 
+import contextlib
 import datetime
 from collections.abc import Mapping
 from typing import Any
@@ -33,10 +34,13 @@ def create(
     """Join the rendezvous, then create megatron-core's groups and two of lt-train's own.
 
     lt-train's groups send gradients in the pipeline, and exchange the heads of shared query groups.
-    `digests` are hashes of the run's configuration, which must be equal on all ranks. Raises as `rendezvous.join`.
+    `digests` are hashes of the run's configuration, which must be equal on all ranks. Raises as `rendezvous.join`, and Echo.
     """
-    rendezvous.join(rank_environment, rank_device, faults.timeout_seconds, digests)
-    with rendezvous.connect_when_used(), rendezvous.share_gloo_devices():
+    with contextlib.ExitStack() as contexts:
+        contexts.enter_context(rendezvous.interruptible_waits(rank_environment))
+        rendezvous.join(rank_environment, rank_device, faults.timeout_seconds, digests)
+        contexts.enter_context(rendezvous.connect_when_used())
+        contexts.enter_context(rendezvous.share_gloo_devices())
         parallel_state.initialize_model_parallel(
             tensor_model_parallel_size=parallelism.tensor,
             pipeline_model_parallel_size=parallelism.pipeline,

@@ -23,7 +23,7 @@ _ADAPTER_FILES = frozenset((adapters.CONFIG, adapters.WEIGHTS, adapters.FORMER_W
 
 
 def carried_files(source: Source) -> dict[str, bytes]:
-    """Read the files that a conversion of `source` carries, by relative name: the tokenizer's and those of `beside`."""
+    """Read the files that a conversion of `source` carries, by relative name: the tokenizer's files and `beside`."""
     tokenizer = source.tokenizer
     stored = {tokenizer.relative_name(path): path.read_bytes() for path in tokenizer.all_files} if tokenizer else {}
     return dict(source.beside) | stored

@@ -7,7 +7,7 @@ returns. A field that changes the logits is refused when the configuration is re
 from collections.abc import Mapping
 from typing import Any
 
-# The value with which a field changes nothing; None is such a value of each.
+# A field with this value changes nothing; None changes nothing in any field.
 _NEUTRAL: Mapping[str, Any] = {
     **dict.fromkeys(("attention_dropout", "attn_pdrop", "embd_pdrop", "resid_pdrop", "hidden_dropout", "dropout"), 0),
     **dict.fromkeys(("router_jitter_noise", "classifier_dropout", "layerdrop"), 0),

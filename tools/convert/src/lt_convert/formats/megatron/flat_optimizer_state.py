@@ -37,7 +37,7 @@ _GATHERED = re.compile(_RANK + r"param_state(/.*)?")
 SETTINGS = re.compile(_RANK + r"optimizer(/.*)?")
 
 Rank = tuple[int, int]
-"""The number of an optimizer among those of a rank (experts that ranks share have their own), and of a model parallel rank."""
+"""The number of an optimizer among a rank's optimizers (experts have their own), and of a model parallel rank."""
 
 
 @dataclasses.dataclass(frozen=True)

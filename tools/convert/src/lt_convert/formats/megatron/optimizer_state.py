@@ -19,7 +19,7 @@ from lt_convert.formats.megatron import flat_optimizer_state, stacked_layers
 from lt_convert.tensors.reshape import reshaped
 from lt_convert.tensors.tensor import Tensor, assemble
 from lt_convert.weights import families
-from lt_convert.weights.mapping import Model, is_balancing_bias
+from lt_convert.weights.mapping import Model, is_trained
 from lt_convert.weights.tensor_names import abbreviated
 from lt_shared.console import BadData
 from lt_shared.contracts.checkpoint_layout import COMMON
@@ -205,7 +205,7 @@ def to_megatron(
 
 
 def _parameters(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {name: tensor for name, tensor in weights.items() if not is_balancing_bias(name)}
+    return {name: tensor for name, tensor in weights.items() if is_trained(name)}
 
 
 def to_megatron_common(state: OptimizerState, mixed_precision: bool) -> dict[str, Any]:

@@ -31,13 +31,13 @@ def _glm_layer(architecture: Architecture) -> dict[str, Shape]:
     return llama.attention(architecture) | biases | {phi3.GATE_UP: (2 * ffn, hidden), llama.DOWN: (hidden, ffn)}
 
 
-_TABLE: Table = {
+TABLE: Table = {
     **llama.MEGATRON_TABLE,
     f"{MEGATRON_LAYER}self_attention.linear_qkv.weight": QueryGroups(QUERY, KEY, VALUE, adjacent_pairs=True),
 }
 _BIASES = QueryGroups(qwen2.QUERY_BIAS, qwen2.KEY_BIAS, qwen2.VALUE_BIAS, adjacent_pairs=True)
 _GLM_TABLE: Table = {
-    **_TABLE,
+    **TABLE,
     f"{MEGATRON_LAYER}self_attention.linear_qkv.bias": _BIASES,
     f"{MEGATRON_LAYER}mlp.linear_fc1.weight": Rows(phi3.GATE_UP),
 }
@@ -46,7 +46,7 @@ _GLM4_TABLE: Table = {
     **{name: Rows(norm) for name, norm in zip(olmo.NORMS_BEHIND, (_AFTER_ATTENTION, _AFTER_MLP), strict=True)},
 }
 
-HELIUM = Family("helium", llama.shapes, llama.megatron_tables(_TABLE), llama.EXTRA_STATE_MODULES)
-ERNIE4_5 = Family("ernie4_5", llama.shapes, llama.megatron_tables(_TABLE), llama.EXTRA_STATE_MODULES)
+HELIUM = Family("helium", llama.shapes, llama.megatron_tables(TABLE), llama.EXTRA_STATE_MODULES)
+ERNIE4_5 = Family("ernie4_5", llama.shapes, llama.megatron_tables(TABLE), llama.EXTRA_STATE_MODULES)
 GLM = Family("glm", _glm_shapes, llama.megatron_tables(_GLM_TABLE), llama.EXTRA_STATE_MODULES)
 GLM4 = Family("glm4", _glm4_shapes, {MEGATRON: _GLM4_TABLE}, llama.EXTRA_STATE_MODULES)

@@ -1,6 +1,6 @@
 """The families OLMo 2 and OLMo 3: Llama with norms behind attention and MLP, and norms of queries and keys over all heads.
 
-OLMoE has such norms of queries and keys, the other norms as Llama, and experts in every layer.
+OLMoE has such norms of queries and keys, the other norms as Llama, and experts in every layer. OLMo 1's norms have no parameters.
 
 megatron-core has no such layers. torch_dist has the names of Megatron-Bridge for norms behind a linear layer, which lt-train's
 models have, too; Megatron's legacy format and TorchTitan have no such models.
@@ -39,6 +39,18 @@ MEGATRON_TABLE: Table = {
     **NORMS_BEHIND,
 }
 
+
+def _shapes_without_norms(architecture: Architecture) -> Mapping[str, Shape]:
+    decoder = llama.decoder(architecture, llama.attention(architecture) | llama.feed_forward(architecture))
+    return {name: shape for name, shape in decoder.items() if "norm" not in name}
+
+
+OLMO1 = Family(
+    name="olmo1",
+    shapes=_shapes_without_norms,
+    tables={MEGATRON: llama.MEGATRON_TABLE},
+    extra_state_modules=llama.EXTRA_STATE_MODULES,
+)
 OLMO = Family(
     name="olmo",
     shapes=shapes,

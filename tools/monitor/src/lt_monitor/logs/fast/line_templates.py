@@ -8,6 +8,7 @@ scales. The values equal `Field.read` to the last bit, because both divide one e
 """
 
 import re
+from collections.abc import Sequence
 from typing import Self
 
 import numpy as np
@@ -89,11 +90,15 @@ class LineTemplate:
         self._time = next((column for column in columns if column.field.is_time), None)
 
     @classmethod
-    def from_line(cls, raw: bytes, line: Line, values: list[Value]) -> Self | None:
-        """Make the template of a parsed line (without its newline); return None if a number has too many digits to be exact."""
+    def from_line(cls, raw: bytes, line: Line, values: list[Value], unread_digits: Sequence[int] = ()) -> Self | None:
+        """Make the template of a parsed line (without its newline); return None if a number has too many digits to be exact.
+
+        The digits at the indexes `unread_digits` belong to no value and may be others in other lines.
+        """
         sample = np.frombuffer(raw, dtype=np.uint8)
         variable = np.zeros(len(raw), dtype=bool)
         padding = np.zeros(len(raw), dtype=bool)
+        variable[np.array(unread_digits, dtype=np.int64)] = True
         columns = []
         for field, begin, end in values:
             text, start = line.text[begin:end], line.raw_index(begin)

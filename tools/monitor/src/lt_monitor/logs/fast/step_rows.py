@@ -38,19 +38,19 @@ class StepRows:
     def relabelled(self, offsets: np.ndarray, labels: Sequence[Record]) -> "list[StepRows]":
         """Move the rows to `offsets` in the log and add the lines' labels; return one part per (task, rank, node).
 
-        A value in the line itself takes precedence over the label.
+        Lines whose label has a time and lines without one are separate parts. A value in the line itself takes precedence over
+        the label.
         """
         fields = {column.field.name for column in self.template.columns} | ({"node"} if self.template.node is not None else set())
         names = [name for name in ("task", "rank", "node") if name not in fields]
-        keys = [tuple(label.get(name) for name in names) for label in labels]
-        times = None
-        if "time" not in fields and all("time" in label for label in labels):
-            times = np.array([label["time"].encode() for label in labels])
+        can_have_time = "time" not in fields
+        keys = [(can_have_time and "time" in label, *[label.get(name) for name in names]) for label in labels]
+        times = np.array([label.get("time", "").encode() for label in labels]) if can_have_time else None
         parts = []
         for key in dict.fromkeys(keys):
             chosen: Any = slice(None) if keys.count(key) == len(keys) else np.array([other == key for other in keys])
-            constants = {name: value for name, value in zip(names, key, strict=True) if value is not None}
-            part_times = None if times is None else times[chosen]
+            constants = {name: value for name, value in zip(names, key[1:], strict=True) if value is not None}
+            part_times = times[chosen] if times is not None and key[0] else None
             parts.append(StepRows(self.template, offsets[chosen], self.cells[chosen], constants, part_times))
         return parts
 
@@ -99,7 +99,9 @@ class StepRows:
     def _listed(values: np.ndarray) -> list[object]:
         if values.dtype.kind == "S":
             return [text.decode("ascii") for text in values.tolist()]
-        return [None] * len(values) if len(values) and values[0] == np.inf else list(values.tolist())
+        if values.dtype.kind == "f" and np.isinf(values).any():
+            return [None if math.isinf(value) else value for value in values.tolist()]
+        return list(values.tolist())
 
     def lines(self, path: str, run: str) -> list[bytes]:
         """Encode the records as JSON, byte for byte as orjson encodes the dicts."""

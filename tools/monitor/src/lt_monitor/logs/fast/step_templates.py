@@ -4,6 +4,8 @@ A log has a few shapes of step lines, so templates pay. A log with a new shape i
 number of templates is limited; lines of further shapes are read one by one.
 """
 
+from collections.abc import Callable
+
 import numpy as np
 
 from lt_monitor.logs.fast.line_templates import LineTemplate
@@ -51,15 +53,18 @@ class StepTemplates:
                     break
         return is_read
 
-    def learn(self, raw: bytes, line: Line, step: StepLine) -> bool:
-        """Make a template for the line if its shape is new; return whether lines of this shape have a template."""
+    def learn(self, raw: bytes, line: Line, step: StepLine, unread_digits: Callable[[], list[int]]) -> bool:
+        """Make a template for the line if its shape is new; return whether lines of this shape have a template.
+
+        `unread_digits` returns the indexes of digits before the step that may be others in lines of this shape.
+        """
         shape = raw.translate(_DIGITS_TO_ZERO)
         if shape in self._shapes:
             return True
         if len(self._shapes) >= MAXIMUM_SHAPES or self._count >= MAXIMUM_TEMPLATES or len(raw) > MAXIMUM_TEMPLATE_BYTES:
             return False
         self._shapes.add(shape)
-        template = LineTemplate.from_line(raw, line, step.values)
+        template = LineTemplate.from_line(raw, line, step.values, unread_digits())
         if template is None:
             return False
         self._by_length.setdefault(template.length, []).append(template)

@@ -110,7 +110,7 @@ _TPU = regex(
     rb"|TPU slice (?:has )?failed|[Tt]he TPU is already in use|TPU initialization failed"
     rb"|Failed to (?:initialize|open) (?:TPU|libtpu)|Unable to initialize backend 'tpu'|TPU.{0,40}health check failed"
 )
-# A device that failed, although the words around it are those of a task that has gone.
+# A device that failed, although the words around it tell of a task that has gone.
 _TPU_FAILED = regex(rb"TPU slice (?:has )?failed|Accelerator device halted|Halt is unexpected")
 _TPU_IN_USE = regex(rb"already in use|TPU initialization failed: open\(/dev/accel")
 

@@ -33,7 +33,7 @@ _ERRORS: tuple[tuple[re.Pattern[bytes], str, str, str | None], ...] = (
         "root",
         None,
     ),
-    # What the runtime says before the exception, or instead of it.
+    # The runtime's message before the exception, or in place of an exception.
     (
         regex(rb"\[(?:SYN_API|SYN_RECIPE|PT_BRIDGE|PT_SYNHELPER|HCL\w{0,20}|GC|PASS_MANAGER) {0,20}\]\[(?:error|critical)"),
         "cuda-error",

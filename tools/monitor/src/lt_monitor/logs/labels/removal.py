@@ -117,7 +117,7 @@ class Label(NamedTuple):
 
 
 class LabelRemoval:
-    """Removes labels from the blocks of one log. To continue an earlier one, pass its `to_record()` as `state`."""
+    """Removes labels from the blocks of one log. `state` is an earlier instance's `to_record()`, to continue that instance."""
 
     def __init__(self, state: Record | None = None):
         state = state or {}

@@ -174,7 +174,7 @@ def _fill(tables: Merges, rows: int, count: int) -> None:
 
 @inner
 def rank_of(tables: Merges, left: np.uint32, right: np.uint32) -> np.uint32:
-    """Return the rank at which two neighbouring ids merge; all ones if they do not merge."""
+    """Return the merge rank of two neighbouring ids; all ones if they do not merge."""
     key, hashed = _hashed(np.uint64(left), np.uint64(right))
     bit = hashed >> tables.filter_shift
     may_merge = load64(tables.pair_filter + 8 * signed(bit >> _SIX)) >> (bit & _BIT_MASK) & _ONE
@@ -310,7 +310,7 @@ def _merge_with_heap(tables: Merges, start: int, size: int, output: int) -> int:
 
 @inner
 def _rank_at(tables: Merges, nodes: int, index: int, size: int) -> np.uint32:
-    """Return the rank at which a node merges with the next node."""
+    """Return the merge rank of a node and the next node."""
     node = nodes + _NODE_BYTES * index
     following = signed(load32(node + _AFTER))
     if following >= size:

@@ -234,6 +234,8 @@ def _check_sharded_model(model: Architecture) -> Iterator[ToolError]:
     instead = "use --use-distributed-optimizer"
     if model.moe_router_enable_expert_bias:
         yield BadConfig("--use-torch-fsdp2 shards weights, and a router's balancing biases are none", instead)
+    if model.activation == "xielu":
+        yield BadConfig("--use-torch-fsdp2 shards weights, and xIELU's constants are none", instead)
     if model.mtp_num_layers:
         yield BadConfig("--use-torch-fsdp2 knows no multi-token prediction layers", f"{instead}, or --mtp-num-layers 0")
 

@@ -1,4 +1,4 @@
-"""Classes of the interpreted program: their dataclass fields, their instances, and attributes of both."""
+"""Classes of the interpreted program: their dataclass fields, their instances, and the attributes of classes and instances."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -47,7 +47,7 @@ class Classes(Methods):
         return fields
 
     def arguments_of(self, target: Any) -> dict[str, Field]:
-        """Map the arguments of a class's constructor to their defaults: those of its fields, or of its __init__."""
+        """Map the arguments of a class's constructor to the defaults of its fields, or of its __init__."""
         initializer = target.find("__init__") if isinstance(target, Class) else MISSING
         if isinstance(initializer, Function) and not (isinstance(target, Class) and target.is_dataclass):
             return {name: Field(value) for name, value in initializer.defaults.items()}
@@ -208,7 +208,7 @@ class Classes(Methods):
         return None
 
     def initialize(self, instance: Any, owner: Any, arguments: list[Any], keywords: dict[str, Any]) -> None:
-        """Run the __init__ that the dataclass `owner` generates, for an instance of it or of a subclass."""
+        """Run the __init__ that the dataclass `owner` generates, for an instance of the class or of a subclass."""
         if isinstance(instance, Instance):
             self._fill(instance, self.fields(owner), arguments, keywords, owner)
             self._prepare(instance)

@@ -1,13 +1,15 @@
 """Rotary position embeddings (Su et al. 2021), with the frequency scalings of `lt_shared`."""
 
+import functools
 import math
+from typing import NamedTuple
 
 import torch
 from megatron.core import parallel_state
 
 from lt_shared.models.architecture import Architecture
 from lt_shared.models.rope_scaling import AnyScaling, LinearScaling, LongRopeScaling, RopeScaling, YarnScaling
-from lt_train.models.mixers.core_attention import sequence_share
+from lt_train.models.mixers.core_attention import document_numbers, sequence_share
 
 
 def inverse_frequencies(architecture: Architecture, seq_length: int = 0) -> torch.Tensor:
@@ -89,17 +91,21 @@ def score_scale(architecture: Architecture) -> float | None:
     """Return the factor of the attention scores, None for the inverse root of the head size.
 
     If all channels of a head are rotated, the magnitude of the scaling becomes part of this factor, which costs nothing. If only
-    some are, `rotate` applies the magnitude.
+    some are, or if norms follow that undo it, `rotate` applies the magnitude.
     """
     longer = magnitude(architecture.rope_scaling, architecture.max_position_embeddings)
-    if longer == 1 or architecture.latent_attention or architecture.rotary_channels != architecture.kv_channels:
+    if longer == 1 or architecture.latent_attention or not _folds_magnitude(architecture):
         return architecture.softmax_scale
     return (architecture.softmax_scale or architecture.kv_channels**-0.5) * longer**2
 
 
+def _folds_magnitude(architecture: Architecture) -> bool:
+    return architecture.rotary_channels == architecture.kv_channels and not architecture.qk_layernorm_after_rope
+
+
 def rotated_magnitude(architecture: Architecture) -> float:
-    """Return the magnitude that `rotate` applies, 1 if all channels of a head are rotated (see `score_scale`)."""
-    if architecture.rotary_channels == architecture.kv_channels:
+    """Return the magnitude that `rotate` applies, 1 if it is part of the factor of the scores (see `score_scale`)."""
+    if _folds_magnitude(architecture):
         return 1.0
     return magnitude(architecture.rope_scaling, architecture.max_position_embeddings)
 
@@ -127,6 +133,48 @@ def local_positions(length: int, device: torch.device) -> torch.Tensor:
     ranks, rank = parallel_state.get_context_parallel_world_size(), parallel_state.get_context_parallel_rank()
     positions = torch.arange(length * ranks, device=device, dtype=torch.float32)
     return positions if ranks == 1 else sequence_share(positions, 0, rank, ranks)
+
+
+class QueryTemperature(NamedTuple):
+    """A temperature of queries that grows with the position: a query at position p is multiplied by
+    1 + `beta` log(1 + floor(p / `original`)) (Ministral 3, Mistral 4)."""
+
+    beta: float
+    original: int
+
+    @classmethod
+    def of(cls, architecture: Architecture) -> "QueryTemperature | None":
+        scaling = architecture.rope_scaling
+        if not architecture.query_temperature_beta or not isinstance(scaling, YarnScaling):
+            return None
+        return cls(architecture.query_temperature_beta, scaling.original_max_position_embeddings)
+
+    def scale(self, query: torch.Tensor, documents: torch.Tensor | None) -> torch.Tensor:
+        """Multiply `query` [s, b, heads, d] by the factors of this context-parallel rank's positions."""
+        factors = query_temperatures(self.beta, self.original, documents, len(query), query.device)
+        return query if factors is None else query * factors.to(query.dtype)
+
+
+@functools.lru_cache(maxsize=2)
+def query_temperatures(
+    beta: float, original: int, documents: torch.Tensor | None, length: int, device: torch.device
+) -> torch.Tensor | None:
+    """Return the factors of this context-parallel rank's `length` queries, float32 [length, b or 1, 1, 1]; None if all are 1.
+
+    A query at position p has the factor 1 + `beta` log(1 + floor(p / `original`)). If attention ends at documents' borders,
+    `documents` [b, n + 1], positions count from the beginning of a document. The factors are cached for all layers of a micro
+    batch, by the identity of `documents`.
+    """
+    ranks = parallel_state.get_context_parallel_world_size()
+    if length * ranks <= original:
+        return None
+    positions = local_positions(length, device)[:, None]
+    if documents is not None:
+        begins = documents.long().gather(1, document_numbers(documents, length * ranks).long()).t()
+        if ranks > 1:
+            begins = sequence_share(begins, 0, parallel_state.get_context_parallel_rank(), ranks)
+        positions = positions - begins
+    return (1 + beta * torch.log1p(torch.floor(positions / original)))[:, :, None, None]
 
 
 def rotate(heads: torch.Tensor, angles: torch.Tensor, magnitude: float) -> torch.Tensor:

@@ -37,7 +37,8 @@ class MLP(MegatronModule):  # type: ignore[misc]
         norm_behind: bool = False,
     ):
         super().__init__(config=config)
-        self.activation = activation
+        # Under megatron-core's name, because an activation may learn (`xielu.py`).
+        self.activation_func = activation
         self.is_gated = config.gated_linear_unit
         outputs, stride = (2 * width, 2) if self.is_gated else (width, 1)
         bias = config.add_bias_linear
@@ -48,8 +49,8 @@ class MLP(MegatronModule):  # type: ignore[misc]
     def forward(self, hidden_states: Tensor) -> Outputs:
         """Return the output [s, b, h] for `hidden_states` [s, b, h], and the bias, which the caller adds."""
         output, bias = self.linear_fc1(hidden_states)
-        if self.activation is not None:
-            output = self.activation(output, bias)
+        if self.activation_func is not None:
+            output = self.activation_func(output, bias)
         return self.linear_fc2(output)  # type: ignore[no-any-return]
 
     def sharded_state_dict(

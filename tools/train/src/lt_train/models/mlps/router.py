@@ -48,6 +48,23 @@ class GroupLimitedTopk:
         return chosen.values, chosen.indices
 
 
+@dataclasses.dataclass
+class BiasedTopk:
+    """Choose the experts with the largest sums of probability and bias (ERNIE 4.5); megatron-core biases sigmoids only.
+
+    megatron-core calls it as `GroupLimitedTopk` and computes a softmax over the logits that this object returns.
+    """
+
+    router: "Router"
+    layer_number: int | None = None
+
+    def get_replay_topk(self, scores: Tensor, topk: int, groups: int, group_topk: int, default: Callable[..., Chosen]) -> Chosen:
+        """Return logits and numbers of the chosen experts, both [tokens, topk], from the logits `scores` [tokens, experts]."""
+        biased = scores.detach().float().softmax(-1) + self.router.expert_bias
+        chosen = biased.topk(topk).indices
+        return scores.gather(1, chosen), chosen
+
+
 class Router(TopKRouter):  # type: ignore[misc]
     """megatron-core's router with faster logits and choices.
 
@@ -73,11 +90,15 @@ class Router(TopKRouter):  # type: ignore[misc]
         self.capacity_factor, self.drop_policy = capacity_factor, drop_policy
         chooses_by_logits = config.moe_router_score_function == "softmax" and not config.moe_router_pre_softmax
         is_plain = config.moe_router_num_groups is None and config.moe_router_topk_scaling_factor is None
+        is_plain = is_plain and not config.moe_router_enable_expert_bias
         # The kernel adds up the probabilities of all its tokens.
         is_plain = is_plain and config.moe_router_load_balancing_type in (BATCH, NONE)
         self.in_bfloat16, self.by_kernel = in_bfloat16, by_kernel and chooses_by_logits and is_plain
-        if group_score_topk:
-            self.router_replay = GroupLimitedTopk(group_score_topk)
+        choice: GroupLimitedTopk | BiasedTopk | None = GroupLimitedTopk(group_score_topk) if group_score_topk else None
+        if config.moe_router_enable_expert_bias and config.moe_router_score_function == "softmax":
+            choice = BiasedTopk(self)
+        if choice is not None:
+            self.router_replay = choice
 
     def gating(self, tokens: Tensor) -> Tensor:
         """Return float32 logits [..., experts] for `tokens` [..., h].

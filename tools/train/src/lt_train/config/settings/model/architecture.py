@@ -14,12 +14,12 @@ from lt_shared.models import huggingface, megatron_arguments, presets
 from lt_shared.models.architecture import LARGEST, Architecture, RopeScaling
 from lt_shared.models.huggingface import rope_parameters
 from lt_shared.models.rope_scaling import AnyScaling
-from lt_train.config.settings.model import experts, latent_attention, mup
+from lt_train.config.settings.model import experts, gated_delta, latent_attention, mup
 
 POSITIVE = click.IntRange(min=1)
 NONE = "none"
 # The parts of a model that not every model has, each with its options.
-PARTS: tuple[Any, ...] = (experts, latent_attention, mup)
+PARTS: tuple[Any, ...] = (experts, latent_attention, gated_delta, mup)
 
 
 def _complete_model(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[Any]:
@@ -204,7 +204,9 @@ def _from_sizes(options: dict[str, Any]) -> Architecture:
     """Build an architecture from flags alone, with Megatron's defaults for missing flags."""
     for name in ("num_layers", "hidden_size", "num_attention_heads"):
         if options[name] is None:
-            raise UsageError(f"no --model and no --{name.replace('_', '-')}", f"models: {', '.join(presets.PRESETS)}")
+            raise UsageError(
+                f"no --model and no --{name.replace('_', '-')}", "--model tiny for a trial; lt-train models lists them all"
+            )
     llama = options["position_embedding_type"] == "rope"
     hidden = options["hidden_size"]
     return Architecture(

@@ -37,7 +37,12 @@ def describe(architecture: Architecture) -> list[str]:
 def _mixer_words(model: Architecture) -> list[str]:
     """Describe all kinds of mixers except the last. The other words describe the last kind."""
     *earlier, _ = model.mixers
-    return [f"{kind.replace('_', ' ')} in {len(model.mixers[kind])} of them" for kind in earlier]
+    words = [f"{kind.replace('_', ' ')} in {len(model.mixers[kind])} of them" for kind in earlier]
+    delta = model.gated_delta
+    if delta is not None:
+        keys = f"{delta.linear_num_key_heads} key heads of {delta.linear_key_head_dim}"
+        words.append(f"with {keys} and {delta.linear_num_value_heads} value heads of {delta.linear_value_head_dim}")
+    return words
 
 
 def _expert_words(model: Architecture) -> list[str]:
@@ -56,7 +61,8 @@ def _expert_words(model: Architecture) -> list[str]:
 def _head_words(model: Architecture) -> list[str]:
     latent = model.latent_attention
     if latent is None:
-        return [f"{model.num_attention_heads} heads of {model.kv_channels} in {model.num_query_groups} query groups"]
+        gates = " with output gates" if model.attention_output_gate else ""
+        return [f"{model.num_attention_heads} heads of {model.kv_channels} in {model.num_query_groups} query groups{gates}"]
     queries = "queries without a latent" if latent.q_lora_rank is None else f"latents of {latent.q_lora_rank} for queries"
     return [
         f"{model.num_attention_heads} heads of {latent.qk_head_dim} + {latent.qk_pos_emb_head_dim} rotated channels",
@@ -87,14 +93,18 @@ def _window_words(model: Architecture) -> str:
 def _layer_words(model: Architecture) -> str:
     place = {"pre": "", "post": " behind the layers", "both": " before and behind the layers"}[model.norm_placement]
     gated = {"silu": "SwiGLU", "gelu_tanh": "GeGLU", "clamped_swiglu": "clamped SwiGLU"}
-    activation = gated[model.activation] if model.is_gated else {"gelu_tanh": "GELU", "relu2": "squared ReLU"}[model.activation]
+    plain = {"gelu_tanh": "GELU", "relu2": "squared ReLU", "xielu": "xIELU"}
+    activation = (gated if model.is_gated else plain)[model.activation]
+    parameters = {"weight_and_bias": "", "weight": " without biases", "none": " without parameters"}[model.layernorm_parameters]
+    place += parameters + (", attention and MLP in parallel" if model.parallel_layers else "")
     return f"{model.normalization}{' times 1 + weight' if model.layernorm_zero_centered_gamma else ''}{place}, {activation}"
 
 
 def _qk_norm_words(model: Architecture) -> str:
     if not model.qk_layernorm:
         return ""
-    return "norms of queries and keys" + (" over all heads" if model.qk_layernorm_width == "all_heads" else "")
+    place = " behind the rotation" if model.qk_layernorm_after_rope else ""
+    return "norms of queries and keys" + (" over all heads" if model.qk_layernorm_width == "all_heads" else "") + place
 
 
 def _factor_words(model: Architecture) -> list[str]:
@@ -103,8 +113,11 @@ def _factor_words(model: Architecture) -> list[str]:
         "embeddings times": model.embedding_multiplier,
         "layer outputs times": model.residual_multiplier,
         "logits divided by": model.logits_scaling,
+        "queries, keys and values limited to": model.clip_qkv or 1,
     }
+    beta = model.query_temperature_beta
     return [
+        *([f"queries' temperature grows by {beta:g} log of the position"] if beta else []),
         *(f"{what} {factor:g}" for what, factor in factors.items() if factor != 1),
         *(f"{what} capped at {cap:g}" for what, cap in caps.items() if cap is not None),
     ]
