@@ -9,30 +9,39 @@ from running import BRIEF, BRIEF_LOSSES
 
 from lt_shared.console import BadConfig
 from lt_shared.contracts.manifest import Dataset
+from lt_shared.models.architecture.sizes import GATED_DELTA
 from lt_shared.models.presets import preset
 from lt_train.config.settings import parallelism
 from lt_train.config.settings.parallelism import Parallelism
 from lt_train.models.mixers.gated_delta import convolve
-from lt_train.planner import stage_work
+from lt_train.ops.gated_delta_rule import CHUNK
+from lt_train.planner import mixer_costs, stage_work
+from lt_train.planner.activations import Activations
 from lt_train.planner.rank_parameters import layer_parameters, stage_parameters
 
 TINY = preset("tiny-qwen3-next")
 # Samples longer than a chunk.
 TRAINING = ("--model", TINY.name, "--hidden-size", "64", *BRIEF, "--seq-length", "96")
 DOCUMENTS = ("--reset-attention-mask", "--reset-position-ids", "--eod-mask-loss")
+HYBRID = ("--model", "tiny-olmo-hybrid")
 SPLIT = ("--tensor-model-parallel-size", "2", "--sequence-parallel")
 LAYOUTS = sampled(
     {
         "sp2": SPLIT,
         "pp2": ("--pipeline-model-parallel-size", "2"),
         "ep2": ("--expert-model-parallel-size", "2", "--ranks", "2"),
+        "overlapped": ("--ranks", "2", "--use-distributed-optimizer", "--overlap-grad-reduce", "--overlap-param-gather"),
         "fsdp2": ("--ranks", "2", "--use-torch-fsdp2"),
         "recomputed": ("--recompute-granularity", "full", "--recompute-method", "uniform", "--recompute-num-layers", "1"),
         "resumed": ("--load", "stopped"),
         "documents-sp2": (*DOCUMENTS, *SPLIT),
+        # Without sequence parallelism, and with norms behind attention.
+        "hybrid-tp2": (*HYBRID, "--tensor-model-parallel-size", "2"),
+        "hybrid-pp2": (*HYBRID, "--pipeline-model-parallel-size", "2"),
     },
     "sp2",
     "documents-sp2",
+    "hybrid-tp2",
     "resumed",
 )
 
@@ -40,7 +49,7 @@ LAYOUTS = sampled(
 @pytest.fixture(scope="module")
 def outcomes(tmp_path_factory: pytest.TempPathFactory, dataset: Dataset) -> dict[str, Outcome]:
     place = tmp_path_factory.mktemp("runs")
-    runs = {"alone": (), "stopped": ("--exit-interval", "1"), "documents-alone": DOCUMENTS, **LAYOUTS}
+    runs = {"alone": (), "stopped": ("--exit-interval", "1"), "documents-alone": DOCUMENTS, "hybrid-alone": HYBRID, **LAYOUTS}
     commands = {
         name: (*TRAINING, *(str(place / word) if word == "stopped" else word for word in options), dataset.prefix)
         for name, options in runs.items()
@@ -50,7 +59,8 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory, dataset: Dataset) -> dict
 
 @pytest.mark.parametrize("layout", [name for name in LAYOUTS if name != "resumed"])
 def test_every_layout_has_the_losses_of_one_rank(layout: str, outcomes: dict[str, Outcome]) -> None:
-    alone = outcomes["documents-alone" if layout.startswith("documents") else "alone"]
+    *variant, _ = layout.split("-")
+    alone = outcomes["-".join((*variant, "alone"))]
     assert outcomes[layout].error is None
     assert alone.losses.keys() == BRIEF_LOSSES
     assert outcomes[layout].losses == pytest.approx(alone.losses, abs=1e-5)
@@ -88,6 +98,18 @@ def test_the_planner_counts_each_layer() -> None:
     # The norms of both layers, those of queries and keys, A_log, dt_bias and the output's norm.
     vectors = 4 * 2 * hidden + 2 * 32 + 3 * (4 + 4 + 32)
     assert sum(TINY.vectors(layer, 0) for layer in range(4)) == vectors
+
+
+def test_the_planner_counts_what_a_layer_computes_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """4 heads of 32 x 32 channels and chunks of 64 tokens; a layer at a time, when the logits are gone."""
+    row = mixer_costs.COSTS[GATED_DELTA]
+    parallel = Parallelism("cpu", 1, 1, 1, False, False)
+    activations = Activations(TINY, parallel, None, 1, 4096, 4, False, True, False, False)
+    counted = activations.bytes_on_rank(0)
+    monkeypatch.setitem(mixer_costs.COSTS, GATED_DELTA, row._replace(recomputed=lambda model: 0))
+    logits = 4096 * 2048 * 4
+    assert counted - activations.bytes_on_rank(0) == 4096 * 4 * (4 * (5 * 64 + 11 * 32 + 32 * 32 // 64)) - logits
+    assert mixer_costs.CHUNK == CHUNK
 
 
 def test_parameters_of_a_rank() -> None:

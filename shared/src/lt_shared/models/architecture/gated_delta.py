@@ -4,7 +4,7 @@ import dataclasses
 from typing import Any
 
 from lt_shared.console import BadConfig
-from lt_shared.models.rope_scaling import check_counts
+from lt_shared.models.rope_scaling import check_counts, check_numbers
 
 
 @dataclasses.dataclass(frozen=True)
@@ -13,7 +13,9 @@ class GatedDelta:
 
     Every value head has a state of `linear_key_head_dim` x `linear_value_head_dim` numbers, and consecutive value heads share a
     key head. A causal convolution of `linear_conv_kernel_dim` taps mixes the tokens of queries, keys and values. The names are
-    Megatron's and transformers'. Raises as `Architecture`.
+    Megatron's and transformers'. With `doubles_strength`, a token may write up to twice its value, which gives the state's update
+    negative eigenvalues. `output_norm_epsilon` is the epsilon of the output's norm if it differs from the model's. Raises as
+    `Architecture`.
     """
 
     layers: tuple[int, ...]
@@ -22,6 +24,8 @@ class GatedDelta:
     linear_key_head_dim: int = 128
     linear_value_head_dim: int = 128
     linear_conv_kernel_dim: int = 4
+    doubles_strength: bool = False
+    output_norm_epsilon: float | None = None
 
     def __post_init__(self) -> None:
         # A record has a list.
@@ -31,6 +35,9 @@ class GatedDelta:
         if not self.layers or sorted(set(self.layers)) != list(self.layers) or self.layers[0] < 0:
             raise BadConfig(f"gated delta layers {list(self.layers)!r:.80}: not numbers from 0 on in ascending order")
         check_counts(self, *SIZES)
+        check_numbers(self, *(("output_norm_epsilon",) if self.output_norm_epsilon is not None else ()))
+        if type(self.doubles_strength) is not bool:
+            raise TypeError(f"doubles_strength is {self.doubles_strength!r:.40}, must be true or false")
         if self.linear_num_value_heads % self.linear_num_key_heads:
             raise BadConfig(
                 f"{self.linear_num_value_heads} value heads of gated delta layers do not share {self.linear_num_key_heads} key"
@@ -73,8 +80,8 @@ def check_gates(model: Any, num_layers: int, delta: GatedDelta | None) -> None:
                 f"gated delta in the layers {list(delta.layers)!r:.80} of a model of {num_layers} layers",
                 "give layers of the model, counted from 0, and leave one for attention",
             )
-        excluded += ("sliding_window", "no_rope_freq")
-        if model.norm_placement != "pre" or model.normalization != "RMSNorm":
+        excluded += ("sliding_window", *(() if model.no_rope_freq == 1 else ("no_rope_freq",)))
+        if model.norm_placement == "both" or model.normalization != "RMSNorm":
             raise BadConfig(f"gated delta with {model.normalization} ({model.norm_placement}): no model here has both")
     both = [field for field in excluded if getattr(model, field)]
     if both and (delta or model.attention_output_gate):
@@ -82,4 +89,4 @@ def check_gates(model: Any, num_layers: int, delta: GatedDelta | None) -> None:
         raise BadConfig(f"{part} with {', '.join(both)}: no model here has both")
 
 
-SIZES = tuple(field.name for field in dataclasses.fields(GatedDelta) if field.name != "layers")
+SIZES = tuple(field.name for field in dataclasses.fields(GatedDelta) if field.name.startswith("linear_"))

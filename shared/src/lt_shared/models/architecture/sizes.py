@@ -320,6 +320,10 @@ class Sizes:
         *first_mixers, last = self.mixers
         return next((kind for kind in first_mixers if layer in self.mixers[kind]), last)
 
+    def places_norms(self, layer: int) -> NormPlacement:
+        """Return where the norms of a layer are. Gated delta layers have them in front, whatever the attention layers have."""
+        return "pre" if self.mixer(layer) == GATED_DELTA else self.norm_placement
+
     def layer_kind(self, layer: int) -> tuple[str, bool]:
         """Return a layer's mixer and whether it has experts. Layers with the same kind have the same tensors."""
         return self.mixer(layer), self.has_experts(layer)

@@ -34,10 +34,11 @@ def written(architecture: Architecture) -> dict[str, Any]:
     return {name: getattr(delta, name) for name in SIZES} | {"layer_types": layer_types(architecture)}
 
 
-def read(config: dict[str, Any], name: str) -> GatedDelta:
+def read(config: dict[str, Any], name: str, **family: Any) -> GatedDelta:
     """Read the layers from `layer_types`, or from the interval of attention without it.
 
-    Raises BadConfig for a list of another length, and for another type of layer; KeyError for a missing size.
+    `family` are other fields. Raises BadConfig for a list of another length, and for another type of layer; KeyError for a
+    missing size.
     """
     count, types = config["num_hidden_layers"], config.get("layer_types")
     if types is None:
@@ -50,4 +51,4 @@ def read(config: dict[str, Any], name: str) -> GatedDelta:
     layers = tuple(layer for layer, kind in enumerate(types) if kind == LINEAR)
     if not layers or len(layers) == count:
         raise BadConfig(f"{name}: all layers are {types[0] if types else 'missing'}, and models here have {LINEAR} and {FULL}")
-    return GatedDelta(layers, **{size: config[size] for size in SIZES})
+    return GatedDelta(layers, **{size: config[size] for size in SIZES}, **family)

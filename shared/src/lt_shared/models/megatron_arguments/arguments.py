@@ -93,6 +93,7 @@ def absent_in_megatron(architecture: Architecture) -> list[str]:
         absent.append("its activation, xIELU: Megatron would compute GELU")
     if architecture.rotary_base != int(architecture.rotary_base):
         absent.append(f"its rotary base of {architecture.rotary_base}: Megatron's is a whole number")
+    absent += gated_delta.absent_in_megatron(architecture)
     changed_fields = [
         name for name in _WITHOUT_ARGUMENT if name != "model_type" and getattr(architecture, name) != _DEFAULTS[name]
     ]

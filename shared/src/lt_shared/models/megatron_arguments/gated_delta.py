@@ -13,6 +13,8 @@ from lt_shared.models.architecture.gated_delta import SIZES
 VARIANT, FREQUENCY = "experimental_attention_variant", "linear_attention_freq"
 # The variants of megatron-core that are supported.
 VARIANTS = ("gated_delta_net",)
+# Fields that megatron-core has no argument for.
+_WITHOUT_ARGUMENT, _PREFIX = ("doubles_strength", "output_norm_epsilon"), "lt_gated_delta_"
 
 
 def to_arguments(architecture: Architecture) -> dict[str, Any]:
@@ -20,7 +22,8 @@ def to_arguments(architecture: Architecture) -> dict[str, Any]:
     if delta is None:
         return {}
     sizes = {name: getattr(delta, name) for name in SIZES}
-    return {VARIANT: VARIANTS[0], FREQUENCY: _frequency(delta.layers, architecture.num_layers), **sizes}
+    own = {f"{_PREFIX}{name}": getattr(delta, name) for name in _WITHOUT_ARGUMENT if getattr(delta, name)}
+    return {VARIANT: VARIANTS[0], FREQUENCY: _frequency(delta.layers, architecture.num_layers), **sizes, **own}
 
 
 def _frequency(layers: tuple[int, ...], count: int) -> int | list[int]:
@@ -51,4 +54,14 @@ def from_arguments(arguments: Mapping[str, Any], name: str) -> GatedDelta | None
         raise BadConfig(f"{name}: {FREQUENCY} is {frequency!r:.80}, neither a number of layers nor a list of 0 and 1")
     layers = tuple(layer for layer, has_delta in enumerate(pattern) if has_delta)
     defaults = GatedDelta(layers)
-    return GatedDelta(layers, **{size: arguments.get(size) or getattr(defaults, size) for size in SIZES})
+    own = {field: arguments[_PREFIX + field] for field in _WITHOUT_ARGUMENT if arguments.get(_PREFIX + field)}
+    return GatedDelta(layers, **{size: arguments.get(size) or getattr(defaults, size) for size in SIZES}, **own)
+
+
+def absent_in_megatron(architecture: Architecture) -> list[str]:
+    """List what megatron-core's gated delta layers lack."""
+    delta = architecture.gated_delta
+    if delta is None:
+        return []
+    absent = ["gated_norm, the norm of gated delta's output: its out_norm adds 1 to the weight if the other norms do"]
+    return absent + [f"{name} {getattr(delta, name)}" for name in _WITHOUT_ARGUMENT if getattr(delta, name)]

@@ -93,7 +93,7 @@ class Pattern:
         return dataclasses.replace(self, kernels=plain, architecture=architecture, linears=linears)._block(number, adds=True)
 
     def _block(self, number: int, adds: bool) -> Block:
-        parts = self.config, number, self._mixer(number), self._mlp(number), self._norms(), self._entries(number)
+        parts = self.config, number, self._mixer(number), self._mlp(number), self._norms(number), self._entries(number)
         multiplier = self.architecture.residual_multiplier
         if self.architecture.parallel_layers:
             return ParallelBlock(*parts, multiplier)
@@ -103,8 +103,8 @@ class Pattern:
     def _sums_by_kernel(self) -> bool:
         return self.kernels.norm == TRITON
 
-    def _norms(self) -> tuple[Any, Any]:
-        if self.architecture.norm_placement == "post":
+    def _norms(self, number: int) -> tuple[Any, Any]:
+        if self.architecture.places_norms(number - 1) == "post":
             return IdentityOp(), IdentityOp()
         make = summing_norm if self._sums_by_kernel else norm
         return self._norm(make), IdentityOp() if self.architecture.parallel_layers else self._norm(make)
@@ -159,7 +159,7 @@ class Pattern:
     def _mlp(self, number: int) -> MLP | MoE:
         if self.architecture.has_experts(number - 1):
             return self._moe(number)
-        width, has_norm = self.config.ffn_hidden_size, self.architecture.norm_placement != "pre"
+        width, has_norm = self.config.ffn_hidden_size, self.architecture.places_norms(number - 1) != "pre"
         if self.kernels.swiglu == GEMM_EPILOGUE:
             return GatedGemmMLP(self.config, self.linears, width, self.exchange, not self.kernels.recomputes_swiglu)
         return MLP(self.config, self.linears, width, self._activation(), has_norm)

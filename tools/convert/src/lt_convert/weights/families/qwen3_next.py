@@ -25,7 +25,7 @@ def shapes(architecture: Architecture) -> Mapping[str, Shape]:
     return llama.decoder(architecture, mixers | qwen2_moe.experts(architecture) | norms)
 
 
-_EXPERTS: Table = {
+EXPERTS: Table = {
     pattern: op
     for pattern, op in mixtral.megatron_tables(
         qwen3_moe.ROUTER, qwen3_moe.GATE, qwen3_moe.UP, qwen3_moe.DOWN, qwen2_moe.SHARED_EXPERTS
@@ -37,7 +37,7 @@ QWEN3_NEXT = Family(
     shapes=shapes,
     tables={
         MEGATRON: {
-            **_EXPERTS,
+            **EXPERTS,
             **gated_delta.MEGATRON_TABLE,
             **{f"{MEGATRON_MIXER}in_proj.weight.{part}": HeadPart(_PROJECTION, PROJECTED, part) for part in PROJECTED},
             **{f"{MEGATRON_MIXER}in_proj.weight.{part}": HeadPart(_SCALARS, SCALARS, part) for part in SCALARS},

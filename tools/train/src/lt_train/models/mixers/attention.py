@@ -20,7 +20,6 @@ from megatron.core.transformer.module import MegatronModule
 from torch import Tensor
 
 from lt_shared.models.architecture import Architecture
-from lt_shared.models.rope_scaling import YarnScaling
 from lt_train.models import recomputation
 from lt_train.models.linear import Input, Linears, Outputs
 from lt_train.models.mixers import rope
@@ -60,9 +59,7 @@ class Attention(MegatronModule):  # type: ignore[misc]
         self.magnitude = rope.rotated_magnitude(architecture)
         self.limit = architecture.clip_qkv
         self.normalizes_rotated = architecture.qk_layernorm_after_rope
-        self.temperature: tuple[float, int] | None = None
-        if architecture.query_temperature_beta and isinstance(architecture.rope_scaling, YarnScaling):
-            self.temperature = architecture.query_temperature_beta, architecture.rope_scaling.original_max_position_embeddings
+        self.temperature = rope.QueryTemperature.of(architecture)
         self.recomputes_core = recomputation.is_chosen(config, "core_attn")
         self.has_output_gate = architecture.attention_output_gate
         # The order of the submodules determines the order in megatron-core's gradient buffers and optimizer states.
@@ -98,8 +95,7 @@ class Attention(MegatronModule):  # type: ignore[misc]
             mixed = mixed.clamp(-self.limit, self.limit)
         query, key, value = self._heads(mixed, angles)
         if self.temperature is not None:
-            factors = rope.query_temperatures(*self.temperature, documents, len(query), query.device)
-            query = query if factors is None else query * factors.to(query.dtype)
+            query = self.temperature.scale(query, documents)
         is_recomputed = self.recomputes_core and self.training
         mixed = recomputation.compute(self.core_attention, is_recomputed, query, key, value, documents)
         if gates is not None:

@@ -32,8 +32,8 @@ from lt_train.ops.gated_delta_rule import gated_delta_rule
 class GatedDeltaNet(MegatronModule):  # type: ignore[misc]
     """Mix hidden states [s, b, h] of whole samples; needs no positions.
 
-    The backward pass computes the delta rule again, because the matrices between the tokens of a chunk take more memory than all
-    other activations of the layer.
+    The backward pass computes all between the two projections again, because the matrices between the tokens of a chunk take more
+    memory than all other activations of the layer.
     """
 
     def __init__(self, config: TransformerConfig, sizes: GatedDelta, linears: Linears):
@@ -44,31 +44,29 @@ class GatedDeltaNet(MegatronModule):  # type: ignore[misc]
         self.conv1d = Convolution(config, sizes.convolved_size, sizes.linear_conv_kernel_dim)
         self.dt_bias = _sharded(config, heads)
         self.A_log = _sharded(config, heads)
-        self.gated_norm = GatedNorm(config, sizes.linear_value_head_dim)
+        self.gated_norm = GatedNorm(config, sizes.linear_value_head_dim, sizes.output_norm_epsilon or config.layernorm_epsilon)
         self.out_proj = linears.row(sizes.value_size, config.hidden_size, bias=False)
 
     def forward(self, hidden_states: Tensor, documents: Tensor | None, angles: Tensor | None) -> Outputs:
         """Return [s, b, h], and no bias. `documents` [b, n + 1] are document borders; `angles` is unused."""
         projected, _ = self.in_proj(hidden_states)
         numbers = None if documents is None else document_numbers(documents, len(projected))
-        sizes, heads = self.sizes, self.sizes.linear_num_value_heads // self.ranks
-        channels = [size // self.ranks for size in (sizes.convolved_size, sizes.value_size)]
-        mixed, gates, betas, alphas = torch.split(projected, [*channels, heads, heads], dim=-1)
-        mixed = compiled(convolve)(mixed, self.conv1d.weight, None if numbers is None else numbers.t())
-        strength, log_decay = compiled(_gates)(betas, alphas, self.A_log, self.dt_bias)
-        arguments = mixed, log_decay, strength, numbers
-        mixed = recomputation.compute(self._delta_rule, self.training and torch.is_grad_enabled(), *arguments)
-        return self.out_proj(self.gated_norm(mixed, gates))  # type: ignore[no-any-return]
+        is_recomputed = self.training and torch.is_grad_enabled()
+        return self.out_proj(recomputation.compute(self._mix, is_recomputed, projected, numbers))  # type: ignore[no-any-return]
 
-    def _delta_rule(self, mixed: Tensor, log_decay: Tensor, strength: Tensor, numbers: Tensor | None) -> Tensor:
-        """Return [s, b, value heads, dv] for the convolved queries, keys and values `mixed` [s, b, channels]."""
-        sizes = self.sizes
-        channels = [size // self.ranks for size in (sizes.key_size, sizes.key_size, sizes.value_size)]
-        query, key, value = torch.split(mixed.transpose(0, 1), channels, dim=-1)
+    def _mix(self, projected: Tensor, numbers: Tensor | None) -> Tensor:
+        """Return [s, b, value heads x dv] for the `projected` channels [s, b, c] and the tokens' document `numbers` [b, s]."""
+        sizes, heads = self.sizes, self.sizes.linear_num_value_heads // self.ranks
+        keys, values = sizes.key_size // self.ranks, sizes.value_size // self.ranks
+        mixed, gates, betas, alphas = torch.split(projected, [2 * keys + values, values, heads, heads], dim=-1)
+        mixed = self.conv1d(mixed, None if numbers is None else numbers.t())
+        query, key, value = torch.split(mixed.transpose(0, 1), [keys, keys, values], dim=-1)
         query, key = (part.reshape(*part.shape[:2], -1, sizes.linear_key_head_dim) for part in (query, key))
         value = value.reshape(*value.shape[:2], -1, sizes.linear_value_head_dim)
-        per_head = (log_decay.transpose(0, 1), strength.transpose(0, 1))
-        return gated_delta_rule(query, key, value, *per_head, numbers).transpose(0, 1).contiguous()
+        strength, log_decay = compiled(_gates)(betas.transpose(0, 1), alphas.transpose(0, 1), self.A_log, self.dt_bias)
+        strength = 2 * strength if sizes.doubles_strength else strength
+        outputs = gated_delta_rule(query, key, value, log_decay, strength, numbers)
+        return self.gated_norm(outputs.transpose(0, 1), gates)  # type: ignore[no-any-return]
 
     def sharded_state_dict(
         self, prefix: str = "", sharded_offsets: tuple[Any, ...] = (), metadata: dict[str, Any] | None = None
@@ -93,6 +91,9 @@ class Convolution(torch.nn.Module):
         super().__init__()
         self.weight = _sharded(config, channels, 1, taps)
 
+    def forward(self, channels: Tensor, numbers: Tensor | None) -> Tensor:
+        return compiled(convolve)(channels, self.weight, numbers)
+
     def sharded_state_dict(
         self, prefix: str = "", sharded_offsets: tuple[Any, ...] = (), metadata: dict[str, Any] | None = None
     ) -> dict[str, Any]:
@@ -104,9 +105,9 @@ class Convolution(torch.nn.Module):
 class GatedNorm(torch.nn.Module):
     """RMSNorm of single heads, times the SiLU of a gate per channel."""
 
-    def __init__(self, config: TransformerConfig, size: int):
+    def __init__(self, config: TransformerConfig, size: int, eps: float):
         super().__init__()
-        self.eps = config.layernorm_epsilon
+        self.eps = eps
         self.weight = torch.nn.Parameter(torch.ones(size, dtype=config.params_dtype, device=torch.cuda.current_device()))
 
     def forward(self, heads: Tensor, gates: Tensor) -> Tensor:
@@ -125,7 +126,7 @@ def _sharded(config: TransformerConfig, *shape: int) -> torch.nn.Parameter:
 
 
 def _gates(betas: Tensor, alphas: Tensor, log_rates: Tensor, biases: Tensor) -> tuple[Tensor, Tensor]:
-    """Return float32 strengths and logarithms of the decays [s, b, value heads]."""
+    """Return float32 strengths and logarithms of the decays [b, s, value heads]."""
     return betas.float().sigmoid(), -log_rates.float().exp() * softplus(alphas.float() + biases.float())
 
 
