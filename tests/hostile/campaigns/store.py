@@ -107,8 +107,7 @@ class Campaign:
         write_model(local / "other", seed=1, tokenizer=True)
         self._convert(local / "model", "torchtitan", local / "converted")
         for step in (2, 4):
-            self._convert(local / "model", "megatron-dist", local / f"runs/iter_{step:07d}")
-        (local / "runs" / TRACKER).write_text("4")
+            self._convert(local / "model", "torchtitan", local / f"runs/step-{step}")
         steps = [json.dumps({"v": 1, "kind": "step", "step": step, "loss": 2.5}) for step in range(1, 20_000)]
         (local / "run.log").write_text("\n".join(steps) + "\n")
         self.inputs = s3_server.upload(local, f"{s3_server.new_bucket('inputs')}/inputs")
