@@ -214,13 +214,6 @@ def _encode_by_script(
 
 
 @kernel
-def _encode_in_two_splits(
-    tables: Tables, buffers: ThreadBuffers, count: int, data: int, offsets: int, output: int, lengths: int
-) -> int:
-    return _encode(pretokenizer.word_starts_in_two_splits, tables, buffers, count, data, offsets, output, lengths)
-
-
-@kernel
 def _encode_in_three_splits(
     tables: Tables, buffers: ThreadBuffers, count: int, data: int, offsets: int, output: int, lengths: int
 ) -> int:
@@ -231,7 +224,6 @@ _ENCODE = {
     pattern_codes.TEKKEN: _encode_by_case,
     pattern_codes.O200K: _encode_by_case,
     pattern_codes.KIMI: _encode_by_script,
-    pattern_codes.STARCODER: _encode_in_two_splits,
     pattern_codes.DEEPSEEK: _encode_in_three_splits,
 }
 """The kernels of the other patterns, each apart so that no tokenizer waits for the compiler of all."""
