@@ -41,19 +41,22 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "cache"
 
 
+@pytest.fixture(scope="module")
+def right(load_tokenizer: Callable[[Path], Tokenizer], demo_tokenizer: Path) -> Tokenizer:
+    """The demo's tokenizer, which has agreed with its reference before the tests take the cache away: that takes a second."""
+    tokenizer = load_tokenizer(demo_tokenizer)
+    tokenizer.new_encoder()
+    return tokenizer
+
+
 def never() -> Tokenizer:
     raise AssertionError("the library was asked")
 
 
 @pytest.mark.parametrize("marker", [b"\0", b"\xe0\xa4", b"\r\n", b"<|endoftext|>", "\U00011de0".encode()])
 def test_an_encoder_that_disagrees_does_not_encode(
-    cache: Path,
-    load_tokenizer: Callable[[Path], Tokenizer],
-    demo_tokenizer: Path,
-    capsys: pytest.CaptureFixture[str],
-    marker: bytes,
+    cache: Path, right: Tokenizer, demo_tokenizer: Path, capsys: pytest.CaptureFixture[str], marker: bytes
 ) -> None:
-    right = load_tokenizer(demo_tokenizer)
     checked = Checked(OneIdFor(right, marker), lambda: right, tokenizer_files.find(demo_tokenizer), "other")
     text = Texts.from_list([b"one " + marker + b" two"])
     assert checked.new_encoder().encode(text)[0].tolist() == right.new_encoder().encode(text)[0].tolist()
@@ -66,42 +69,32 @@ def test_an_encoder_that_disagrees_does_not_encode(
 
 
 def test_one_that_agrees_is_asked_once(
-    cache: Path,
-    load_tokenizer: Callable[[Path], Tokenizer],
-    demo_tokenizer: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    cache: Path, right: Tokenizer, demo_tokenizer: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fast = load_tokenizer(demo_tokenizer)
     directory = shutil.copytree(demo_tokenizer, tmp_path / "tokenizer")
-    Checked(fast, lambda: load_tokenizer(demo_tokenizer), tokenizer_files.find(directory)).new_encoder()
-    Checked(fast, never, tokenizer_files.find(directory)).new_encoder()
+    Checked(right, lambda: right, tokenizer_files.find(directory)).new_encoder()
+    Checked(right, never, tokenizer_files.find(directory)).new_encoder()
     with pytest.raises(AssertionError, match="was asked"):
-        Checked(fast, never, tokenizer_files.find(directory), "other options").new_encoder()
+        Checked(right, never, tokenizer_files.find(directory), "other options").new_encoder()
     with pytest.raises(AssertionError, match="was asked"), monkeypatch.context() as changed:
         changed.setattr(self_check, "_versions", lambda: "another version")
-        Checked(fast, never, tokenizer_files.find(directory)).new_encoder()
+        Checked(right, never, tokenizer_files.find(directory)).new_encoder()
     (directory / "merges.txt").write_text((directory / "merges.txt").read_text(encoding="utf-8") + "\n", encoding="utf-8")
     with pytest.raises(AssertionError, match="was asked"):
-        Checked(fast, never, tokenizer_files.find(directory)).new_encoder()
+        Checked(right, never, tokenizer_files.find(directory)).new_encoder()
 
 
-def test_nowhere_to_remember(
-    load_tokenizer: Callable[[Path], Tokenizer], demo_tokenizer: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nowhere_to_remember(right: Tokenizer, demo_tokenizer: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lt_preprocess.compiler.jit.cache_directory", lambda: None)
-    fast = load_tokenizer(demo_tokenizer)
-    Checked(fast, lambda: load_tokenizer(demo_tokenizer), tokenizer_files.find(demo_tokenizer)).new_encoder()
+    Checked(right, lambda: right, tokenizer_files.find(demo_tokenizer)).new_encoder()
     with pytest.raises(AssertionError, match="was asked"):
-        Checked(fast, never, tokenizer_files.find(demo_tokenizer)).new_encoder()
+        Checked(right, never, tokenizer_files.find(demo_tokenizer)).new_encoder()
 
 
-def test_a_few_texts_need_no_compiler(
-    cache: Path, load_tokenizer: Callable[[Path], Tokenizer], demo_tokenizer: Path, tmp_path: Path
-) -> None:
+def test_a_few_texts_need_no_compiler(cache: Path, right: Tokenizer, demo_tokenizer: Path, tmp_path: Path) -> None:
     """The library encodes the texts of a few short runs; then, or for much text, the compiled encoder is checked and used."""
     directory = shutil.copytree(demo_tokenizer, tmp_path / "tokenizer")
-    files, right = tokenizer_files.find(directory), load_tokenizer(demo_tokenizer)
+    files = tokenizer_files.find(directory)
     for _ in range(3):
         encoder = Checked(OneIdFor(right, b"x"), lambda: right, files, "few").uncompiled_encoder()
         assert encoder is not None
@@ -114,10 +107,9 @@ def test_a_few_texts_need_no_compiler(
 
 
 def test_a_tokenizer_that_changes_before_it_is_checked(
-    cache: Path, load_tokenizer: Callable[[Path], Tokenizer], demo_tokenizer: Path, tmp_path: Path
+    cache: Path, right: Tokenizer, demo_tokenizer: Path, tmp_path: Path
 ) -> None:
     directory = shutil.copytree(demo_tokenizer, tmp_path / "tokenizer")
-    right = load_tokenizer(demo_tokenizer)
     checked = Checked(right, lambda: right, tokenizer_files.find(directory))
     (directory / "merges.txt").write_text((directory / "merges.txt").read_text() + "\n")
     for call in (checked.uncompiled_encoder, checked.new_encoder):

@@ -156,7 +156,9 @@ def _in_all_positions(token: str) -> list[str]:
 
 def _code_points() -> list[str]:
     """Write out the code points of all scripts, and a few of each long range of ideographs, syllables or private use."""
-    points = [point for point in range(0x80, _LAST_SCRIPTS) if not any(first <= point < last for first, last in _LONG_RANGES)]
+    # Ranges instead of a question for each of 131,072 points: that took half of a check's time.
+    starts, ends = (0x80, *(last for _, last in _LONG_RANGES)), (*(first for first, _ in _LONG_RANGES), _LAST_SCRIPTS)
+    points = [point for start, end in zip(starts, ends, strict=True) for point in range(start, end)]
     points += [point for first, last in (*_LONG_RANGES, (_LAST_SCRIPTS, 0x110000)) for point in range(first, last, 251)]
     scripts = [point for point in points if not 0xD800 <= point < 0xE000]
     return [
