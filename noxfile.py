@@ -52,6 +52,8 @@ task = functools.partial(nox.session, venv_backend="virtualenv")
 
 nox.options.reuse_venv = "yes"
 nox.options.sessions = ["tests"]
+# A session that finds no Python of its version would otherwise be skipped, and nox would exit with 0.
+nox.options.error_on_missing_interpreters = True
 nox.needs_version = ">=2024.3.2"
 
 

@@ -5,17 +5,22 @@ Linear growth costs twice as much more from 2n to 4n as from n to 2n, quadratic 
 Less than 0.3 s or 40 MiB between n and 4n is no growth, and 2n is not read then.
 """
 
+import base64
 import dataclasses
+import io
 import json
 import pickle
 import struct
 import subprocess
+import tarfile
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
 import nursery
+import pyarrow
 import pytest
+from pyarrow import parquet
 
 TOKENIZER = Path(__file__).parents[1] / "demo" / "tokenizer"
 # What the process and its children needed; a copy's figures begin at its start.
@@ -32,6 +37,7 @@ finally:
 NOISE = NOISE_SECONDS, NOISE_MIB = 0.3, 40
 MOST_GROWTH = 3.0
 TRIES = 3
+DOCUMENT = b'{"text": "a"}\n'
 TRACEBACK = (
     "Traceback (most recent call last):\n  File \"/a/train.py\", line 3, in <module>\n    main()\n"
     "RuntimeError: CUDA error: an illegal memory access was encountered\n"
@@ -195,6 +201,68 @@ def threads(size: int) -> str:
     return "".join(f"Thread 0x{number:x} (most recent call first):\n{stack}" for number in range(size))
 
 
+def manifest(directory: Path, size: int) -> str:
+    lines = [json.dumps({"v": 1, "kind": "dataset", "prefix": f"/data/{n}_text_document", "weight": 1.0}) for n in range(size)]
+    (directory / "shards.list").write_text("\n".join([*lines, "{"]) + "\n")
+    return "lt-train --model tiny --train-iters 1 --device cpu --dry-run @shards.list"
+
+
+def metrics(directory: Path, size: int) -> str:
+    (directory / "run").mkdir()
+    steps = [json.dumps({"v": 1, "kind": "step", "step": number, "loss": 2.0}) for number in range(size)]
+    (directory / "run/metrics.jsonl").write_text("\n".join(steps) + "\n")
+    return "lt-monitor summarize run"
+
+
+def of_table(directory: Path, size: int) -> str:
+    (directory / "a.csv").write_text("text\n" + 'a""\n' * size)
+    return f"lt-preprocess a.csv --tokenizer {TOKENIZER} --workers 1 -o out"
+
+
+def members_of_tar(directory: Path, size: int) -> str:
+    with tarfile.open(directory / "a.tar", "w") as archive:
+        for number in range(size):
+            member = tarfile.TarInfo(f"{number}.json")
+            member.size = len(DOCUMENT)
+            archive.addfile(member, io.BytesIO(DOCUMENT))
+    return f"lt-preprocess a.tar --tokenizer {TOKENIZER} --workers 1 -o out"
+
+
+def headers_of_warc(directory: Path, size: int) -> str:
+    headers = "".join(f"X-{number}: a\r\n" for number in range(size))
+    record = f"WARC/1.0\r\nWARC-Type: conversion\r\n{headers}Content-Length: 1\r\n\r\na\r\n\r\n"
+    (directory / "a.warc").write_text(record + record.replace(headers, "") * size)
+    return f"lt-preprocess a.warc --tokenizer {TOKENIZER} --workers 1 -o out"
+
+
+def row_groups(directory: Path, size: int) -> str:
+    parquet.write_table(pyarrow.table({"text": ["a"] * size}), directory / "a.parquet", row_group_size=1)
+    return f"lt-preprocess a.parquet --tokenizer {TOKENIZER} --workers 1 -o out"
+
+
+def many_tensor_files(directory: Path, size: int) -> str:
+    many_tensors(directory, 1)
+    names = {f"layers.{number}.weight": f"model-{number}.safetensors" for number in range(size)}
+    header = json.dumps({"a": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}).encode()
+    for name in names.values():
+        (directory / "hf" / name).write_bytes(struct.pack("<Q", len(header)) + header + bytes(4))
+    (directory / "hf/model.safetensors").unlink()
+    (directory / "hf/model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": names}))
+    return "lt-convert hf --to megatron-dist -o out"
+
+
+def ranks_of_tiktoken(directory: Path, size: int) -> str:
+    tokens = [bytes([byte]) for byte in range(256)] + [f"zz{number}".encode() for number in range(size)]
+    lines = [f"{base64.b64encode(token).decode()} {number}\n" for number, token in enumerate(tokens)]
+    (directory / "a.tiktoken").write_text("".join(lines))
+    (directory / "a.jsonl").write_bytes(DOCUMENT)
+    return "lt-preprocess a.jsonl --tokenizer a.tiktoken --workers 1 -o out"
+
+
+def lines_of_docker(size: int) -> str:
+    return "".join(json.dumps({"log": step(n), "stream": "stderr", "time": "2026-11-28T00:00:00Z"}) + "\n" for n in range(size))
+
+
 READERS = (
     Reader("steps", 8_000, of_log("scrape", lambda size: "".join(map(step, range(size))))),
     Reader("attempts in a summary", 1_000, of_log("summarize", attempts)),
@@ -223,6 +291,19 @@ READERS = (
     Reader("a number of YAML", 200_000, of_configuration("a.yaml", lambda size: f"num_layers: {'1' * size}\n")),
     Reader("keys of YAML", 1_000, of_configuration("a.yaml", lambda size: "".join(f"key{n}: {n}\n" for n in range(size)))),
     Reader("variables of a script", 500, of_configuration("a.sh", variables)),
+    Reader("keys of TOML", 500, of_configuration("a.toml", lambda size: "".join(f"a.b.k{n} = {n}\n" for n in range(size)))),
+    Reader("tables of TOML", 500, of_configuration("a.toml", lambda size: "".join(f"[t{n}]\na = 1\n" for n in range(size)))),
+    Reader("assignments of Python", 1_000, of_configuration("a.py", lambda size: "a = 'x'\n" + "a = a + 'x'\n" * size)),
+    Reader("anchors of YAML", 150, of_configuration("a.yaml", lambda size: "".join(f"k{n}: &k{n} [1]\n" for n in range(size)))),
+    Reader("lines of a manifest", 3_000, manifest),
+    Reader("metrics of a run", 5_000, metrics),
+    Reader("lines of docker", 5_000, of_log("scrape", lines_of_docker)),
+    Reader("rows of a table", 10_000, of_table),
+    Reader("members of tar", 2_000, members_of_tar),
+    Reader("headers of WARC", 5_000, headers_of_warc),
+    Reader("row groups", 300, row_groups),
+    Reader("files of tensors", 300, many_tensor_files),
+    Reader("ranks of tiktoken", 20_000, ranks_of_tiktoken),
 )  # fmt: skip
 
 

@@ -10,7 +10,7 @@ import nursery
 import pytest
 from stranger import Stranger
 
-from lt_train.kernels.compile_caches import OF_THE_MACHINE, OF_THE_USER
+from lt_train.kernels.compile_caches import IF_CHOSEN, OF_THE_MACHINE, OF_THE_USER
 
 SCRIPT = """
 import json, os, stat, sys
@@ -109,3 +109,28 @@ def test_a_user_without_a_home(tmp_path: Path) -> None:
     assert err.count("not used as a cache, it may hold code of others: it is relative to the current directory") == 1
     assert found["TORCHINDUCTOR_CACHE_DIR"] == f"{tmp_path}/lt-train-{os.geteuid()}/inductor"
     assert not (tmp_path / "~").exists()
+
+
+@pytest.mark.parametrize("variable", ["TRITON_CACHE_DIR", *IF_CHOSEN])
+def test_a_directory_with_content_that_the_group_can_write_is_not_used(variable: str, tmp_path: Path) -> None:
+    """Compilers make the directory of each kernel with the umask of the user, which may be 002."""
+    chosen = tmp_path / "chosen"
+    (chosen / "kernels").mkdir(parents=True)
+    code = chosen / "kernels/code.so"
+    code.write_bytes(b"harmless")
+    variables = {"HOME": str(tmp_path), "TMPDIR": str(tmp_path), variable: str(chosen)}
+    program = f"{SCRIPT}\nprint(os.environ['{variable}'], file=sys.stderr)"
+    for path, mode in ((code, 0o664), (code, 0o646), (code.parent, 0o775)):
+        before = path.stat().st_mode
+        path.chmod(mode)
+        _, err = directories(tmp_path, program, **variables)
+        warning, used = err.splitlines()
+        assert f"{chosen}: not used as a cache" in warning
+        assert f"{path} can be written to by others" in warning
+        assert "lt-train-code-" in used
+        # Nobody else gets there.
+        chosen.chmod(0o700)
+        assert directories(tmp_path, program, **variables)[1] == f"{chosen}\n"
+        chosen.chmod(0o755)
+        path.chmod(before)
+    assert directories(tmp_path, program, **variables)[1] == f"{chosen}\n"

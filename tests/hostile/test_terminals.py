@@ -15,8 +15,8 @@ from lt_shared.contracts.manifest import Dataset, Tokenizer
 from lt_shared.data import indexed_dataset
 
 # C1 controls, a new line of Unicode, overrides, isolates and marks of direction.
-EVIL = "a\x7f\x85\x9b31m\u2028\u202e\u2066\u200e\u200f\u061cz"
-OBEYED = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
+EVIL = "a\x7f\x85\x9b31m\u2028\u202e\u2066\u200e\u200f\u061c\ufeff\u200b\u2060\xadz"
+OBEYED = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u061c\u200b\u200e\u200f\u2028-\u202e\u2060\u2066-\u2069\ufeff]")
 
 
 @pytest.fixture(scope="module")

@@ -13,12 +13,13 @@ import nursery
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, Mistral4ForCausalLM
 
 from lt_convert.commands.conversion import Request, convert
+from lt_shared.contracts import manifest
 from lt_shared.data import indexed_dataset
 from lt_shared.models import huggingface
-from lt_shared.models.architecture import Architecture
+from lt_shared.models.architecture import Architecture, GatedDelta
 from lt_shared.models.presets import preset
 
 SEQUENCE = 64
@@ -34,6 +35,8 @@ def small(name: str, **changes: Any) -> Architecture:
     return dataclasses.replace(base, **(SMALL | factor | changes))
 
 
+# transformers saves the three parts of the convolution as if they were equal.
+EVEN = dataclasses.replace(preset("tiny-olmo-hybrid").gated_delta or GatedDelta((0,)), linear_value_head_dim=24)
 ARCHITECTURES = {
     "olmo2": small("tiny-olmo2"),
     "olmo3": small("tiny-olmo3", sliding_window=WINDOW),
@@ -51,6 +54,11 @@ ARCHITECTURES = {
     "glm": small("tiny-glm"),
     "glm4": small("tiny-glm4"),
     "qwen2-moe": small("tiny-qwen2-moe"),
+    "qwen3-next": small("tiny-qwen3-next"),
+    "qwen3.5": small("tiny-qwen3.5"),
+    "olmo-hybrid": small("tiny-olmo-hybrid", gated_delta=EVEN),
+    "olmo-hybrid-rotated": small("tiny-olmo-hybrid", gated_delta=EVEN, no_rope_freq=None),
+    "qwen3.5-moe": small("tiny-qwen3.5-moe"),
     "olmoe": small("tiny-olmoe"),
     "minimax-m2": small("tiny-minimax-m2"),
     "seed-oss": small("tiny-seed-oss"),
@@ -66,15 +74,19 @@ ARCHITECTURES = {
     "olmo": small("tiny-olmo", clip_qkv=1.0),
     "ministral3": small("tiny-ministral3"),
     "hunyuan": small("tiny-hunyuan"),
+    "mistral4": small("tiny-mistral4", kv_channels=0, moe_shared_expert_intermediate_size=96),
     "glm4-moe-lite": small("tiny-glm4-moe-lite", kv_channels=0),
 }
 
 
 def random_model(architecture: Architecture) -> Any:
     torch.manual_seed(1)
-    model = AutoModelForCausalLM.from_config(
-        AutoConfig.for_model(**huggingface.to_config(architecture, "float32")), attn_implementation="eager"
-    )
+    config = AutoConfig.for_model(**huggingface.to_config(architecture, "float32"))
+    if config.model_type == "mistral4":
+        # transformers 5.23's AutoModelForCausalLM does not know it.
+        model: Any = Mistral4ForCausalLM._from_config(config, attn_implementation="eager")
+    else:
+        model = AutoModelForCausalLM.from_config(config, attn_implementation="eager")
     # The embedding of a padding token would have no gradient.
     model.get_input_embeddings().padding_idx = None
     with torch.no_grad():
@@ -106,18 +118,42 @@ def test_the_loss_is_transformers_and_the_weights_come_back(name: str, tmp_path:
     assert all(torch.equal(there[key], back[key]) for key in there)
 
 
-def first_step(place: Path) -> dict[str, float]:
+@pytest.mark.parametrize("name", ["qwen3-next", "olmo-hybrid"])
+def test_a_state_begins_anew_with_every_document(name: str, tmp_path: Path) -> None:
+    """Three documents in a sample, one longer than a chunk: loss and gradient of transformers, which computes each alone."""
+    model = random_model(ARCHITECTURES[name])
+    model.save_pretrained(tmp_path / "model")
+    convert(Request(str(tmp_path / "model"), "megatron-dist", str(tmp_path / "start")))
+    end = 249
+    lengths = (20, 71, 38)
+    tokens = numpy.resize(TOKENS, max(lengths)) % end
+    documents = [numpy.append(tokens[: length - 1], end) for length in lengths]
+    step = first_step(tmp_path, documents, end, "--reset-attention-mask", "--reset-position-ids", "--eod-mask-loss")
+    parts = [torch.from_numpy(document.astype(numpy.int64)) for document in documents]
+    sums = [torch.nn.functional.cross_entropy(model(part[None, :-1]).logits[0], part[1:], reduction="sum") for part in parts]
+    loss = sum(sums) / (sum(lengths) - len(lengths))
+    loss.backward()
+    gradients = [parameter.grad.square().sum() for parameter in model.parameters() if parameter.grad is not None]
+    assert step["loss"] == pytest.approx(loss.item(), rel=1e-5)
+    assert step["grad_norm"] == pytest.approx(sum(gradients).sqrt().item(), rel=1e-4)
+
+
+def first_step(place: Path, documents: Any = (TOKENS,), end: int | None = None, *options: str) -> dict[str, float]:
     """The record of a step on the only sample of a dataset that is too small to change a weight."""
     with indexed_dataset.Writer(str(place / "data"), numpy.uint16) as writer:
-        writer.append_document(TOKENS)
+        for document in documents:
+            writer.append_document(document.astype(numpy.uint16))
         writer.publish()
+    data = manifest.record_of(manifest.Dataset(str(place / "data"), eod=end))
+    sequence = sum(map(len, documents)) - 1
     command = [
         *(nursery.python(), "-m", "lt_train", "--model", place / "model", "--load", place / "start", "--save", place / "run"),
-        *("--seq-length", SEQUENCE, "--micro-batch-size", 1, "--global-batch-size", 1, "--train-iters", 1, "--lr", 1e-30),
+        *("--seq-length", sequence, "--micro-batch-size", 1, "--global-batch-size", 1, "--train-iters", 1, "--lr", 1e-30),
         *("--min-lr", 0, "--weight-decay", 0, "--split", "1,0,0", "--eval-iters", 0, "--log-interval", 1, "--device", "cpu"),
-        *("--moe-router-bias-update-rate", 0, "--no-load-optim", "--no-load-rng", "--ranks", 1, place / "data"),
+        *("--moe-router-bias-update-rate", 0, "--no-load-optim", "--no-load-rng", "--ranks", 1, *options, "-"),
     ]
-    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=900, env=os.environ)
+    lines = "".join(json.dumps(record) + "\n" for record in (data, {"v": 1, "kind": "end", "count": 1}))
+    done = subprocess.run(list(map(str, command)), input=lines, capture_output=True, text=True, timeout=900, env=os.environ)
     assert done.returncode == 0, done.stderr
     records = map(json.loads, (place / "run/metrics.jsonl").read_text().splitlines())
     return next(record for record in records if record["kind"] == "step")

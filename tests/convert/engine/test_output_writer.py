@@ -138,6 +138,23 @@ def test_too_little_room_is_known_before(values: Path, tmp_path: Path, monkeypat
     assert not (tmp_path / "out").exists()
 
 
+def test_no_write_crosses_a_boundary_of_folios(values: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also if the file system takes only a part of the bytes."""
+    true, writes = os.pwrite, list[tuple[int, int]]()
+
+    def short_write(descriptor: int, data: memoryview, offset: int) -> int:
+        writes.append((offset, len(data)))
+        return true(descriptor, data[: max(1, len(data) // 2)], offset)
+
+    monkeypatch.setattr(output_writer, "WRITE_BYTES", 512)
+    monkeypatch.setattr(os, "pwrite", short_write)
+    write(plan(values), tmp_path / "out")
+    assert {offset // 512 - (offset + length - 1) // 512 for offset, length in writes} == {0}
+    found = content(tmp_path / "out")
+    del found["lt-convert.json"]
+    assert found == expected(values)
+
+
 def test_second_writer_is_told_to_try_again(values: Path, tmp_path: Path) -> None:
     (tmp_path / ".out.partial").mkdir()
     with locked_by_another_process(tmp_path / ".out.partial"), pytest.raises(TryAgain, match="another process is writing it"):

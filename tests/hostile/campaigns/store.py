@@ -67,7 +67,17 @@ COMMANDS = (
     Command("preprocess, to the store", "lt_preprocess {local}/a.jsonl --tokenizer {tokenizer} -o {store}/out"),
     Command("convert, from the store", "lt_convert {inputs}/model --to torchtitan -o {place}/out"),
     Command("convert, to the store", "lt_convert {local}/model --to torchtitan -o {store}/out"),
+    Command("convert merge, from the store", "lt_convert merge {inputs}/model {inputs}/other --to hf -o {place}/out"),
+    Command("convert merge, to the store", "lt_convert merge {local}/model {local}/other --to hf -o {store}/out"),
+    Command("convert verify, in the store", "lt_convert verify {inputs}/converted --json"),
+    Command("convert verify, two in the store", "lt_convert verify {inputs}/model {inputs}/converted --json"),
+    Command("convert follow, from the store", "lt_convert follow {inputs}/runs --to hf -o {place}/out --once"),
+    Command(
+        "preprocess stream, from the store", "lt_preprocess {inputs}/a.jsonl --tokenizer {tokenizer} --stream -o {place}/out"
+    ),
+    Command("preprocess stream, to the store", "lt_preprocess {local}/a.jsonl --tokenizer {tokenizer} --stream -o {store}/out"),
     Command("monitor, from the store", "lt_monitor scrape {inputs}/run.log"),
+    Command("monitor summary, from the store", "lt_monitor summarize --json {inputs}/run.log"),
     Command("train, to the store", f"lt_train {SMALL} --mock-data --save {{store}}/run"),
     Command(
         "train, from the store",
@@ -94,9 +104,18 @@ class Campaign:
             subprocess.run(["gzip", "-k", local / "a.jsonl"], check=True)
             words = ["-m", "lt_preprocess", str(local / "a.jsonl"), "--tokenizer", str(TOKENIZER), "-o", str(local / "data")]
             subprocess.run([sys.executable, *words], check=True, capture_output=True)
+        write_model(local / "other", seed=1, tokenizer=True)
+        self._convert(local / "model", "torchtitan", local / "converted")
+        for step in (2, 4):
+            self._convert(local / "model", "torchtitan", local / f"runs/step-{step}")
         steps = [json.dumps({"v": 1, "kind": "step", "step": step, "loss": 2.5}) for step in range(1, 20_000)]
         (local / "run.log").write_text("\n".join(steps) + "\n")
         self.inputs = s3_server.upload(local, f"{s3_server.new_bucket('inputs')}/inputs")
+
+    @staticmethod
+    def _convert(source: Path, target: str, output: Path) -> None:
+        words = ["-m", "lt_convert", str(source), "--to", target, "-o", str(output)]
+        subprocess.run([nursery.light_python(), *words], check=True, capture_output=True)
 
     def new_place(self) -> tuple[Path, str]:
         self.places += 1
@@ -113,7 +132,7 @@ class Campaign:
             [python, "-m", *words], env=os.environ | variables, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         )
         done = ended(process)
-        if words[0] == "lt_monitor":
+        if words[0] == "lt_monitor" or "verify" in words:
             (place / "stdout").write_text(done.stdout)
         return done
 

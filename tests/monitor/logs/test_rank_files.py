@@ -16,6 +16,7 @@ NAMINGS = [
     "rank_{}.log", "rank_{:04}.log", "rank{}.out", "rank-{}.txt", "rank{}", "worker-{}/stderr", "worker_{}/stdout.log",
     "node{}/rank_{}.log", "node{}/{}.log", "gpu{}.err", "gpt_rank{}.log", "node-{}-rank-{}.log", "local_rank_{}.log",
     "ip-10-1-2-{}/{}.log", "ip-10-1-2-{}/train.out", "nid00123{}/stderr",
+    "node-{}/{}.log letters", "node_{}/rank{}.out letters",
     "attempt_0/{}/stderr.log", "none_abc/attempt_0/{}/stderr.log", "RANK_{}.log", "master-0.log worker-{}.log",
 ]  # fmt: skip
 
@@ -23,9 +24,10 @@ NAMINGS = [
 def write_ranks(directory: Path, naming: str) -> None:
     for rank in range(4):
         text = f"[rank2]: {OUT_OF_MEMORY}\n" if rank == 2 else TIME_OUT.format(rank=rank)
-        names = naming.split()
+        names = naming.removesuffix(" letters").split()
         name = names[0] if rank == 0 else names[-1]
-        path = directory / (name.format(rank // 2, rank % 2) if name.count("{") == 2 else name.format(rank))
+        node = "ab"[rank // 2] if naming.endswith("letters") else rank // 2
+        path = directory / (name.format(node, rank % 2) if name.count("{") == 2 else name.format(rank))
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
 

@@ -664,6 +664,9 @@ def test_a_time_out_of_a_store_is_one_although_s3fs_fails_on_it(monkeypatch: pyt
         def seek(self, position: int) -> int:
             return position
 
+        def close(self) -> None:
+            pass
+
         def read(self, size: int) -> bytes:
             try:
                 raise TimeoutError

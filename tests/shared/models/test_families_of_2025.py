@@ -35,7 +35,9 @@ def test_of_a_ministral_that_sees_the_language_model_is_read() -> None:
     architecture = from_config(whole, "ministral3-8b")
     assert architecture == preset("ministral3-8b")
     assert model_type(architecture) == "ministral3"
-    with pytest.raises(BadConfig, match="the language model in a mistral3 is a 'mistral', only ministral3 is known here"):
+    fourth = from_config(whole | {"text_config": written("mistral-small-4")}, "mistral-small-4")
+    assert fourth == preset("mistral-small-4")
+    with pytest.raises(BadConfig, match="the language model in a mistral3 is a 'mistral', known here are ministral3 and"):
         from_config(whole | {"text_config": written("mistral-7b")}, "small")
 
 
@@ -69,6 +71,12 @@ def test_granite_4_is_read_under_the_published_names(names: str) -> None:
             {"rope_parameters": {"llama_4_scaling_beta": 0.1}, "rope_scaling": None},
             "needs YaRN's original positions",
         ),
+        ("tiny-mistral4", {"n_group": 4, "topk_group": 2}, "n_group is 4"),
+        ("tiny-mistral4", {"norm_topk_prob": False}, "norm_topk_prob is False"),
+        ("tiny-ernie4.5-moe", {"moe_layer_interval": 2}, "moe_layer_interval or moe_layer_end_index leaves some layers"),
+        ("tiny-hunyuan-moe", {"moe_topk": [2, 2, 1, 2]}, "moe_topk is"),
+        ("tiny-hunyuan-moe", {"moe_intermediate_size": [64] * 4}, "moe_intermediate_size is 64"),
+        ("tiny-apertus", {"hidden_act": "silu"}, "hidden_act is 'silu'"),
         ("tiny-cohere", {"use_qk_norm": True}, "use_qk_norm is True"),
         ("tiny-cohere", {"attention_bias": True}, "attention_bias is True"),
         ("tiny-cohere2", {"sliding_window": None}, "layers with a window, and sliding_window is null"),

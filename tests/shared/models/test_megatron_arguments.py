@@ -46,6 +46,10 @@ def test_megatrons_defaults_are_read() -> None:
     assert architecture.kv_channels == 64
 
 
+def _delta(**changes: Any) -> dict[str, Any]:
+    return {"experimental_attention_variant": "gated_delta_net", "linear_attention_freq": 2, **changes}
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -54,7 +58,9 @@ def test_megatrons_defaults_are_read() -> None:
             {"position_embedding_type": "none", "hybrid_override_pattern": "M-M*-"},
             r"layer 0 of the layer pattern 'M-M\*-' is a state-space layer",
         ),
-        ({"linear_attention_freq": 4}, "linear_attention_freq is 4: linear attention would need"),
+        ({"linear_attention_freq": 4}, "experimental_attention_variant is None, known here is gated_delta_net"),
+        (_delta(linear_attention_freq=[1, 0, 1]), r"linear_attention_freq is \[1, 0, 1\], not 0 or 1 for each of"),
+        (_delta(linear_attention_freq=0), "linear_attention_freq is 0, neither a number of layers"),
         ({"normalization": "L2Norm"}, "normalization is 'L2Norm', must be RMSNorm or LayerNorm"),
         ({"swiglu": False, "bias_gelu_fusion": False}, "bias_gelu_fusion is False, so GELU is exact"),
         ({"squared_relu": True}, "squared_relu with swiglu"),

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, GPT2Config
+from transformers import AutoConfig, AutoModelForCausalLM, GPT2Config, Mistral4ForCausalLM
 
 from lt_shared.console import UsageError
 from lt_shared.models import huggingface
@@ -54,6 +54,10 @@ PUBLISHED = {
     "granite-3.1-8b": 8_170_848_256,
     "qwen1.5-moe-a2.7b": 14_315_784_192,
     "qwen3-30b-a3b": 30_532_122_624,
+    # Its files have 81,324,862,720, with a layer of multi-token prediction.
+    "qwen3-next-80b-a3b": 79_674_391_296,
+    # llama.cpp counts the language model.
+    "qwen3.5-0.8b": 752_393_024,
     "deepseek-v2-lite": 15_706_484_224,
     "deepseek-v2": 235_741_434_880,
     "deepseek-v3": 671_026_404_352,
@@ -91,11 +95,14 @@ PUBLISHED = {
 }
 # Billions, of publishers that round.
 ROUNDED = {
+    "granite-3.1-1b-a400m": 1.33,
+    "granite-3.1-3b-a800m": 3.30,
     "granite-4.0-micro": 3.40,
     "ernie-4.5-21b-a3b": 21.8,
     "ernie-4.5-300b-a47b": 299.5,
     "apertus-8b": 8.05,
     "apertus-70b": 70.6,
+    "mistral-small-4": 119,
     "command-a": 111.06,
     "ministral3-3b": 3.43,
     "ministral3-8b": 8.49,
@@ -114,6 +121,15 @@ ROUNDED = {
     "ernie-4.5-0.3b": 0.36,
     "glm-4-9b": 9.40,
     "glm-4-9b-0414": 9.40,
+    # As llama.cpp counts the language models.
+    "qwen3.5-2b": 1.88,
+    "olmo-hybrid-7b": 7.43,
+    "qwen3.5-4b": 4.21,
+    "qwen3.5-9b": 8.95,
+    "qwen3.5-27b": 26.90,
+    "qwen3.5-35b-a3b": 34.66,
+    "qwen3.5-122b-a10b": 122.11,
+    "qwen3.5-397b-a17b": 396.35,
 }
 GPT_OSS = [("gpt-oss-20b", 4.187), ("gpt-oss-120b", 5.712)]
 TINY = [name for name in PRESETS if name.startswith("tiny")]
@@ -141,7 +157,9 @@ def test_transformers_makes_the_same_model(name: str) -> None:
         written["model_type"] = written["model_type"].replace("kimi_k2", "deepseek_v3")
         config = AutoConfig.for_model(**written)
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config)
+        # transformers 5.23's AutoModelForCausalLM does not know Mistral 4.
+        is_unknown = config.model_type == "mistral4"
+        model = Mistral4ForCausalLM(config) if is_unknown else AutoModelForCausalLM.from_config(config)
     assert preset(name).parameters() == sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
 
 
@@ -149,8 +167,16 @@ def test_transformers_makes_the_same_model(name: str) -> None:
     ("name", "billions"),
     [
         *(("mixtral-8x7b", 12.9), ("mixtral-8x22b", 39.2), ("qwen3-30b-a3b", 3.353), ("qwen3-235b-a22b", 22.19)),
+        *(("qwen3-next-80b-a3b", 3.875), ("qwen3.5-35b-a3b", 3.455), ("qwen3.5-122b-a10b", 9.771)),
+        ("qwen3.5-397b-a17b", 17.349),
         *(("deepseek-v2-lite", 2.661), ("deepseek-v2", 21.38), ("deepseek-v3", 37.55), ("kimi-k2", 32.86)),
-        *(("ernie-4.5-21b-a3b", 3.35), ("ernie-4.5-300b-a47b", 47.93), ("hunyuan-a13b", 12.75)),
+        *(
+            ("granite-3.1-1b-a400m", 0.43),
+            ("granite-3.1-3b-a800m", 0.88),
+            ("ernie-4.5-21b-a3b", 3.35),
+            ("ernie-4.5-300b-a47b", 47.93),
+            ("hunyuan-a13b", 12.75),
+        ),
         *(("glm-4.5", 33.63), ("glm-4.5-air", 13.42), ("glm-4.7-flash", 3.90)),
         *(("dots.llm1", 14.02), ("minimax-m2", 11.03), ("olmoe-1b-7b", 1.282)),
         *GPT_OSS,

@@ -15,7 +15,7 @@ import signal
 import subprocess
 import sys
 import types
-from pathlib import Path
+from pathlib import Path, PosixPath
 from typing import Any
 
 import numpy as np
@@ -184,7 +184,8 @@ def test_a_state_does_not_hide_the_arguments() -> None:
     [
         (b"bytes", 2, "_codecs.encode"), (io.BytesIO(b"x"), 4, "_io.BytesIO"), (argparse.Namespace(a=1), 4, "argparse.Namespace"),
         (datetime.timedelta(1), 4, "datetime.timedelta"), (enum.FlagBoundary.KEEP, 4, "enum.FlagBoundary"),
-        (np.dtype("float64"), 4, "numpy.dtype"), (Path("x"), 4, "pathlib.PosixPath"), (signal.SIGTERM, 4, "signal.Signals"),
+        (np.dtype("float64"), 4, "numpy.dtype"), (Path("x"), 4, f"{PosixPath.__module__}.PosixPath"),
+        (signal.SIGTERM, 4, "signal.Signals"),
         (types.SimpleNamespace(a=1), 4, "types.SimpleNamespace"), (torch.device("cpu"), 4, "torch.device"),
     ],
 )  # fmt: skip

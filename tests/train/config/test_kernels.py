@@ -212,6 +212,26 @@ def test_gpt_oss_has_sinks_biases_and_another_swiglu() -> None:
 
 
 @pytest.mark.parametrize(
+    ("model", "options", "expected"),
+    [
+        # One norm feeds attention and MLP, so no kernel adds between them; it is LayerNorm, as OLMo 1's are.
+        ("command-r7b", (), ("torch", "triton", "gemm-epilogue")),
+        ("olmo-1b", (), ("torch", "triton", "gemm-epilogue")),
+        # The kernel rotates, and the norms follow.
+        ("hunyuan-7b", (), ("triton", "triton", "gemm-epilogue")),
+        ("hunyuan-7b", ("--rope-scaling", '{"rope_type": "yarn", "factor": 4.0}'), ("triton", "torch", "gemm-epilogue")),
+        # The temperature multiplies what the kernel puts out.
+        ("ministral3-8b", (), ("triton", "triton", "gemm-epilogue")),
+        ("apertus-8b", (), ("triton", "triton", "torch")),
+    ],
+)
+def test_layers_that_kernels_do_not_compute(model: str, options: tuple[str, ...], expected: tuple[str, ...]) -> None:
+    command = ("--mock-data", "--model", model, "--bf16", "--seq-length", "2048", "--train-iters", "1", *GPU)
+    found = kernels.choose(assembled([*command, *options]), HOPPER)
+    assert (found.norm, found.rope, found.swiglu) == expected
+
+
+@pytest.mark.parametrize(
     ("model", "capability", "expected"),
     [
         ("deepseek-v3", HOPPER, "flash-attn-4"),

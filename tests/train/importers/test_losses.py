@@ -109,7 +109,7 @@ def test_two_commands_are_not_chosen_between(tmp_path: Path) -> None:
 
 
 SWITCHES = (
-    *("openai-gelu", "quick-geglu", "rotary-interleaved", "attention-output-gate", "qk-l2-norm"),
+    *("openai-gelu", "quick-geglu", "rotary-interleaved", "qk-l2-norm"),
     *("apply-residual-connection-post-layernorm", "is-hybrid-model", "embed-layernorm"),
     *("experimental-attention-variant dsa", "heterogeneous-layers-config-path x"),
 )
@@ -122,6 +122,14 @@ def test_an_option_of_the_model_is_not_lost(switch: str, tmp_path: Path) -> None
     assert (result.code, result.out) == (65, "")
     assert f"another model would result, without {name}" in result.err
     assert imported(tmp_path, f"{GPT} --{switch}", "--partial").code == 0
+
+
+def test_gated_delta_is_carried(tmp_path: Path) -> None:
+    style = f"{GPT} --position-embedding-type rope --normalization RMSNorm --swiglu --disable-bias-linear --attention-output-gate"
+    carried = options(tmp_path, f"{style} --experimental-attention-variant gated_delta_net --linear-attention-freq 2")
+    assert carried["attention-output-gate"] is True
+    assert carried["experimental-attention-variant"] == "gated_delta_net"
+    assert carried["linear-attention-freq"] in (2, "2")
 
 
 def test_squared_relu_is_carried_or_refused_by_name(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from unittest.mock import MagicMock
 
@@ -175,3 +176,38 @@ def test_a_signal_ends_the_wait_for_the_lock(tmp_path: Path) -> None:
         with pytest.raises(TryAgain, match="another lt-train"), launcher._run_directory(saving, MagicMock(), 30.0, lambda: True):
             pass
     assert time.monotonic() - begin < 15
+
+
+def closed_pipe() -> int:
+    """Return the descriptor of a pipe whose reader has ended."""
+    reading_end, writing_end = os.pipe()
+    os.close(reading_end)
+    return writing_end
+
+
+def lost_terminal() -> int:
+    """Return the descriptor of a terminal that is gone."""
+    controller, terminal = os.openpty()
+    os.close(controller)
+    return terminal
+
+
+def unwritable() -> int:
+    """Return a descriptor that refuses writes, which a tool puts in the place of a standard output that it does not have."""
+    return os.open(os.devnull, os.O_RDONLY)
+
+
+@pytest.mark.parametrize(("ranks", "output"), [("1", closed_pipe), ("2", closed_pipe), ("2", lost_terminal), ("1", unwritable)])
+def test_a_closed_standard_output_ends_a_run_once(
+    ranks: str, output: Callable[[], int], tmp_path: Path, dataset: Dataset
+) -> None:
+    """Every checkpoint has a manifest line, so that a run which was started again would end after each one."""
+    options = (*SMALL, "--train-iters", "3", "--save-interval", "1", "--max-restarts", "3", "--ranks", ranks)
+    words, stdout = quick_command(*options, "--save", str(tmp_path / "run"), dataset.prefix), output()
+    run = subprocess.run(words, stdout=stdout, stderr=subprocess.PIPE, text=True, timeout=900, env=environment())
+    os.close(stdout)
+    assert run.returncode == ExitCode.BROKEN_PIPE, run.stderr
+    assert run.stderr.count("standard output is closed") == 1, run.stderr
+    assert "starting the ranks again" not in run.stderr
+    assert "Traceback" not in run.stderr
+    assert checkpoint_layout.checkpoints(tmp_path / "run") == [tmp_path / "run/iter_0000001"]

@@ -1,5 +1,8 @@
 """Families whose layers compute what Llama's do not: one rank's losses in layouts that could divide it in a wrong way."""
 
+import json
+from pathlib import Path
+
 import pytest
 import torch
 from layouts import Outcome, plan_of, sampled, train_all
@@ -23,6 +26,7 @@ FAMILIES: dict[str, tuple[str, ...]] = {
     "arcee": (),
     "apertus": (),
     "ernie4.5-moe": ("--num-layers", "4"),
+    "mistral4": ("--num-layers", "4"),
     "starcoder2": ("--window-size", "15,0"),
 }
 TENSOR = ("--tensor-model-parallel-size", "2")
@@ -51,6 +55,7 @@ TRAINED = sampled(
         "arcee": ("tp2",),
         "apertus": ("tp2", "sp2", "pp2"),
         "starcoder2": ("sp2",),
+        "mistral4": ("sp2", "cp2"),
         "ernie4.5-moe": ("sp2", "pp2", "ep2"),
     },
     "ministral3",
@@ -60,7 +65,12 @@ DOCUMENTS = ("--reset-attention-mask", "--reset-position-ids")
 
 
 @pytest.fixture(scope="module")
-def outcomes(tmp_path_factory: pytest.TempPathFactory, dataset: Dataset) -> dict[str, Outcome]:
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("runs")
+
+
+@pytest.fixture(scope="module")
+def outcomes(place: Path, dataset: Dataset) -> dict[str, Outcome]:
     runs = {
         f"{family}-{run}": (f"tiny-{family}", (*FAMILIES[family], *LAYOUTS.get(run, ())))
         for family, layouts in TRAINED.items()
@@ -69,18 +79,25 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory, dataset: Dataset) -> dict
     for run in ("alone", "cp2"):
         runs[f"documents-{run}"] = ("tiny-ministral3", (*DOCUMENTS, *LAYOUTS.get(run, ())))
     commands = {name: ("--model", model, *TRAINING, *options, dataset.prefix) for name, (model, options) in runs.items()}
-    return train_all(commands, tmp_path_factory.mktemp("runs"), 2)
+    return train_all(commands, place, 2)
 
 
 @pytest.mark.parametrize(
     ("family", "layout"),
     [("documents", "cp2"), *((family, layout) for family, layouts in TRAINED.items() for layout in layouts)],
 )
-def test_every_layout_has_the_losses_of_one_rank(family: str, layout: str, outcomes: dict[str, Outcome]) -> None:
+def test_every_layout_has_the_losses_of_one_rank(family: str, layout: str, outcomes: dict[str, Outcome], place: Path) -> None:
     trained, alone = outcomes[f"{family}-{layout}"], outcomes[f"{family}-alone"]
     assert trained.error is None
     assert alone.losses.keys() == BRIEF_LOSSES
     assert trained.losses == pytest.approx(alone.losses, abs=1e-5)
+    # Adam's steps do not show a gradient that is too small by the number of ranks.
+    assert gradient_norms(place / f"{family}-{layout}") == pytest.approx(gradient_norms(place / f"{family}-alone"), rel=1e-4)
+
+
+def gradient_norms(directory: Path) -> list[float]:
+    records = map(json.loads, (directory / "metrics.jsonl").read_text().splitlines())
+    return [record["grad_norm"] for record in records if record["kind"] == "step"]
 
 
 @pytest.mark.parametrize(("ranks", "rank"), [(1, 0), (2, 0), (2, 1)])

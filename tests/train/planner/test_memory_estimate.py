@@ -37,6 +37,10 @@ LAYOUTS = {
     ),
     "bf16-gradients": ("--bf16", "--grad-reduce-in-bf16"),
     "gpt": ("--model", "tiny-gpt3", "--bf16"),
+    "delta": ("--model", "tiny-qwen3.5"),
+    "parallel-layers": ("--model", "tiny-cohere2"),
+    "limited-queries": ("--model", "tiny-olmo"),
+    "xielu": ("--model", "tiny-apertus"),
     "zero": ZERO,
     "bf16-zero": (*ZERO, "--bf16"),
     # Of few tokens the weights that a layer gathers are the larger part.

@@ -6,7 +6,7 @@ from lt_shared.console import ExitCode
 from lt_train.process.process_lifetime import MISCOMPUTED
 from lt_train.process.restart_policy import Policy, policy, starts_ranks_again
 
-RESTARTED = {ExitCode.UNAVAILABLE, ExitCode.INTERNAL, ExitCode.IO, ExitCode.INTERRUPTED, ExitCode.BROKEN_PIPE}
+RESTARTED = {ExitCode.UNAVAILABLE, ExitCode.INTERNAL, ExitCode.IO, ExitCode.INTERRUPTED}
 CONTINUED = {ExitCode.TRY_AGAIN, ExitCode.NO_PROGRESS}
 
 

@@ -18,8 +18,11 @@ from typing import Any
 import click
 
 VERBOSITY = "LT_VERBOSITY"
-# With U+2028 and U+2029, at which str.splitlines ends a line. Joiners stay: Persian, Hindi and emoji need them.
-_TERMINAL_CONTROLS = re.compile("[\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
+# With U+2028 and U+2029, at which str.splitlines ends a line, and invisible characters such as U+FEFF, by which two names look
+# alike. Joiners stay: Persian, Hindi and emoji need them.
+_TERMINAL_CONTROLS = re.compile(
+    "[\x7f-\x9f\xad\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u2064\u2066-\u206f\ufeff\ufff9-\ufffb]"
+)
 _tool_name = "lt"
 
 
@@ -99,7 +102,7 @@ def warn(text: str) -> None:
 
 
 def visible_json(encoded: str) -> str:
-    """Escape characters that a terminal obeys in JSON or TOML: DEL, C1 controls, changes of direction. JSON escapes C0 itself."""
+    """Escape characters that a terminal obeys or hides in JSON or TOML. JSON escapes C0 itself."""
     if encoded.isascii() and "\x7f" not in encoded:
         return encoded
     return _TERMINAL_CONTROLS.sub(lambda match: f"\\u{ord(match[0]):04x}", encoded)

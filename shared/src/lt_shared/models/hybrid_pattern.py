@@ -12,7 +12,7 @@ from typing import Any
 
 from lt_shared.console import BadConfig
 from lt_shared.models.architecture import Architecture
-from lt_shared.models.architecture.sizes import ATTENTION, LATENT_ATTENTION
+from lt_shared.models.architecture.sizes import ATTENTION, GATED_DELTA, LATENT_ATTENTION
 
 STAGE_BORDER, PREDICTION = "|", "/"
 # The symbols of mixers by kind, and of MLPs without and with experts.
@@ -52,6 +52,12 @@ class Pattern:
 def symbols(architecture: Architecture, layer: int) -> str:
     """The symbols of a block of `architecture`, by its index from 0. Raises BadConfig for a mixer that HybridModel lacks."""
     mixer, has_experts = architecture.layer_kind(layer)
+    if mixer == GATED_DELTA:
+        raise BadConfig(
+            f"{architecture.name}: layer {layer} has gated delta, and HybridModel adds 1 to the weight of its output's norm,"
+            " which loses bits of a weight in 16 bits",
+            "keep the layers of GPTModel (megatron-dist)",
+        )
     if mixer not in MIXERS:
         raise BadConfig(f"{architecture.name}: layer {layer} has the mixer {mixer}, which megatron-core's HybridModel lacks")
     return MIXERS[mixer] + MLPS[has_experts]

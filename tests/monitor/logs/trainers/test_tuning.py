@@ -103,11 +103,10 @@ def test_prime_rl_by_columns() -> None:
     assert _records("\n".join(lines)) == [record for line in lines for record in _records(line)]
 
 
-def test_arctic_training_and_areal() -> None:
+def test_arctic_training() -> None:
     lines = (
         "iter:   20/1000   2% | loss: 1.2345 | iter time: 5.1 s | iter tflops: 123.4 | lr: 1.000E-05 | seqlen total: 16.5K"
         " | step time: 4.9 s | step tflops: 130.1 | epoch: 0",
-        "20250801-12:00:00.123 StatsLogger INFO: Epoch 2/3 Step 12/100 Train step 112/300 done.",
     )
     assert _records("\n".join(lines)) == [
         {
@@ -121,8 +120,58 @@ def test_arctic_training_and_areal() -> None:
             "metrics": {"step time": 4.9, "step tflops": 130.1},
             "epoch": 0,
         },
-        {"kind": "step", "step": 112, "total_steps": 300, "epoch": 1},
     ]
+
+
+AREAL = """\
+20260301-12:00:00.123 StatsLogger INFO: Epoch 2/3 Step 12/100 Train step 112/300 done.
+20260301-12:00:00.124 StatsLogger INFO: Stats (1/1):
+20260301-12:00:00.124 StatsLogger INFO:
+╒═════════════════════════════════╤═════════════╤═════════════════════╤════════════╕
+│ ppo_actor/update/actor_loss/avg │ -2.5000e-04 │ timeperf/train_step │ 4.2500e+00 │
+├─────────────────────────────────┼─────────────┼─────────────────────┼────────────┤
+│ ppo_actor/update/grad_norm      │  2.5000e+00 │ ppo_actor/update/lr │ 1.7000e-05 │
+╘═════════════════════════════════╧═════════════╧═════════════════════╧════════════╛
+20260301-12:00:09.123 StatsLogger INFO: Epoch 2/3 Step 13/100 Train step 113/300 done.
+"""
+
+
+def test_areal() -> None:
+    statistics = {"loss": -2.5e-04, "grad_norm": 2.5, "learning_rate": 1.7e-05, "metrics": {"timeperf/train_step": 4.25}}
+    step = {"kind": "step", "total_steps": 300, "epoch": 1}
+    assert _records(AREAL) == [{**step, "step": 112, **statistics}, {**step, "step": 113}]
+    assert _records(AREAL.replace("ppo_actor/update/actor_loss", "sft/loss"))[0]["loss"] == -2.5e-04
+
+
+def test_openrlhf() -> None:
+    line = (
+        "(PPOTrainer pid=77) INFO 03-01 12:00:00 ppo_trainer.py:547] ✨ Global step 12: {'policy_loss': 0.0125,"
+        " 'actor_lr': 5e-07, 'kl': 0.5, 'actor_grad_norm': 0.25, 'timing/generation': 30.5, 'timing/step_total': 45.5}"
+    )
+    assert _records(line) == [
+        {
+            "kind": "step",
+            "step": 12,
+            "loss": 0.0125,
+            "learning_rate": 5e-07,
+            "grad_norm": 0.25,
+            "step_seconds": 45.5,
+            "metrics": {"kl": 0.5, "timing/generation": 30.5},
+        }
+    ]
+    bar = "Train step of epoch 1:  40%|████      | 40/100 [00:30<00:45,  1.25it/s, gpt_loss=2.31, lr=9.1e-6, loss_mean=2.5]"
+    assert _records(f"Train epoch:  33%|███       | 1/3 [01:00<02:00, 60.00s/it]\n{bar}") == [
+        {
+            "kind": "step",
+            "step": 140,
+            "epoch": 1,
+            "loss": 2.31,
+            "learning_rate": 9.1e-06,
+            "metrics": {"loss_mean": 2.5},
+            "step_seconds": 0.8,
+        }
+    ]
+    assert _records("Train step of epoch 1:   0%|          | 0/100 [00:00<?, ?it/s]") == []
 
 
 NEMO_RL = """\

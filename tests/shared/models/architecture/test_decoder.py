@@ -1,6 +1,7 @@
 """Parameter counts and FLOPs against transformers' own models and against an independent count."""
 
 import dataclasses
+import sys
 from typing import Any
 
 import pytest
@@ -8,11 +9,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.flop_counter import FlopCounterMode
-from transformers import AutoConfig, AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, Mistral4ForCausalLM, PreTrainedModel
 
 from lt_shared.console import BadConfig
 from lt_shared.models import huggingface
 from lt_shared.models.architecture import Architecture, RopeScaling
+from lt_shared.models.architecture.sizes import GATED_DELTA
 from lt_shared.models.presets import PRESETS
 
 LLAMA = Architecture("small", "llama", 3, 64, 96, 8, 2, 500, 32)
@@ -96,18 +98,31 @@ OF_FAMILIES = sorted(name for name, shape in PRESETS.items() if name.startswith(
 
 
 @pytest.mark.parametrize("name", OF_FAMILIES)
-def test_flops_of_every_family_are_those_that_torch_counts(name: str) -> None:
+def test_flops_of_every_family_are_those_that_torch_counts(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """In its model of transformers, forward: latents, shared experts, chosen experts and the router. No window is as short."""
     shape = dataclasses.replace(PRESETS[name], mtp_num_layers=0)
     config = AutoConfig.for_model(**huggingface.to_config(shape, "float32"))
-    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager")
+    if shape.query_temperature_beta and shape.latent_attention:
+        # transformers 5.23's AutoModelForCausalLM does not know Mistral 4.
+        model: Any = Mistral4ForCausalLM._from_config(config, attn_implementation="eager")
+    else:
+        model = AutoModelForCausalLM.from_config(config, attn_implementation="eager")
     # torch does not count its grouped product.
     model.set_experts_implementation("eager")
-    length = 8
+    length, between_projections = 8, 0
+    if shape.gated_delta:
+        # transformers pads to a chunk of 64 tokens, and its convolution computes what it drops.
+        module = sys.modules[type(model).__module__]
+        monkeypatch.setattr(module, "torch_chunk_gated_delta_rule", lambda query, key, value, **options: (value, None))
+        monkeypatch.setattr(module, "causal_conv1d_fn", lambda channels, *arguments, **options: channels)
+        delta = shape.gated_delta
+        per_layer = 4 * delta.state_size + delta.linear_conv_kernel_dim * delta.convolved_size
+        between_projections = 6 * len(delta.layers) * per_layer
     with FlopCounterMode(display=False) as counter, torch.no_grad():
-        model(torch.arange(length)[None])
-    causal_saving = shape.num_layers * (shape.query_size + shape.value_size) * length
-    assert shape.flops_per_token(length) == 3 * (counter.get_total_flops() // length - causal_saving)
+        model(torch.arange(length)[None], use_cache=False)
+    attention_layers = sum(len(layers) for mixer, layers in shape.mixers.items() if mixer != GATED_DELTA)
+    causal_saving = attention_layers * (shape.query_size + shape.value_size) * length
+    assert shape.flops_per_token(length) - between_projections == 3 * (counter.get_total_flops() // length - causal_saving)
 
 
 def test_flops_of_a_prediction_layer_are_those_of_a_layer_its_projection_and_the_output_layer() -> None:

@@ -12,6 +12,7 @@ from typing import Any, Self
 from lt_shared.console import BadConfig
 from lt_shared.models import rope_scaling as scalings
 from lt_shared.models.architecture import flops, mlps
+from lt_shared.models.architecture.gated_delta import GatedDelta
 from lt_shared.models.architecture.latent_attention import LatentAttention
 from lt_shared.models.architecture.mixers import MIXERS
 from lt_shared.models.architecture.sizes import NEWER, Sizes
@@ -87,11 +88,12 @@ class Architecture(Sizes):
         unknown = sorted(set(record) - field_names)
         if unknown:
             raise BadConfig(f"architecture has unknown fields: {', '.join(unknown)}", "it was written by a newer version")
-        scaling, latent = record.get("rope_scaling"), record.get("latent_attention")
+        scaling, latent, delta = (record.get(name) for name in ("rope_scaling", "latent_attention", "gated_delta"))
         try:
             parts = {
                 "rope_scaling": scalings.from_record(scaling) if scaling else None,
                 "latent_attention": LatentAttention(**latent) if latent else None,
+                "gated_delta": GatedDelta(**delta) if delta else None,
             }
             return cls(**{**record, **parts})
         except TypeError as error:

@@ -1,7 +1,8 @@
-"""Floating-point operations in a training step: six per GEMM weight, and attention's scores and values.
+"""Floating-point operations in a training step: six per GEMM weight, attention's scores and values, and products with a state.
 
 The input embedding is a look-up and has none. Scores and values are counted over the causal half of the score matrix, or over its
-part in the sliding window; the figures of Megatron and TorchTitan count the whole matrix.
+part in the sliding window; the figures of Megatron and TorchTitan count the whole matrix. Products with a recurrent state are
+counted as Megatron-LM counts them (`num_floating_point_operations` of its training.py).
 """
 
 from lt_shared.models.architecture import mlps
@@ -18,7 +19,8 @@ def per_token(model: Sizes, sequence_length: int) -> int:
     weights = head + model.mtp_num_layers * (head + 2 * model.hidden_size**2)
     pairs = 0
     for layer in range(model.num_layers + model.mtp_num_layers):
-        weights += MIXERS[model.mixer(layer)].weights(model) + mlps.weights(model, layer, model.moe_router_topk)
+        mixer = MIXERS[model.mixer(layer)]
+        weights += mixer.weights(model) + mixer.products(model) + mlps.weights(model, layer, model.moe_router_topk)
         pairs += scored_pairs(model, layer, sequence_length)
     return 6 * weights + 3 * (model.query_size + model.value_size) * pairs // sequence_length
 

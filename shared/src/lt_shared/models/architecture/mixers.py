@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import NamedTuple
 
-from lt_shared.models.architecture.sizes import ATTENTION, LATENT_ATTENTION, Sizes
+from lt_shared.models.architecture.sizes import ATTENTION, GATED_DELTA, LATENT_ATTENTION, Sizes
 
 
 class Mixer(NamedTuple):
@@ -14,7 +14,8 @@ class Mixer(NamedTuple):
     count in `divided`. A count in `shared` may also be smaller and divide the number of ranks: then several ranks hold each unit.
 
     With `has_scores`, the mixer multiplies queries and keys for all pairs of tokens. Without `splits_samples`, a rank needs whole
-    samples, and there is no context parallelism.
+    samples, and there is no context parallelism. `products` counts a token's multiplications without a weight that do
+    not depend on the length of a sample.
     """
 
     weights: Callable[[Sizes], int]
@@ -23,10 +24,13 @@ class Mixer(NamedTuple):
     shared: Callable[[Sizes], dict[str, int]]
     has_scores: bool = True
     splits_samples: bool = True
+    products: Callable[[Sizes], int] = lambda model: 0
 
 
 def _attention_divided(model: Sizes) -> dict[str, int]:
-    return {"attention heads": model.num_attention_heads, "channels of keys and values": 2 * model.kv_size}
+    divided = {"attention heads": model.num_attention_heads, "channels of keys and values": 2 * model.kv_size}
+    # The rows of an output gate lie between those of queries and keys, which ranks that share a group do not exchange.
+    return divided | ({"query groups of gated attention": model.num_query_groups} if model.attention_output_gate else {})
 
 
 def _attention_shared(model: Sizes) -> dict[str, int]:
@@ -42,7 +46,8 @@ def _none_shared(model: Sizes) -> dict[str, int]:
 
 
 def _attention_weights(model: Sizes) -> int:
-    return model.hidden_size * (model.query_size + 2 * model.kv_size) + model.query_size * model.hidden_size
+    gates = model.query_size if model.attention_output_gate else 0
+    return model.hidden_size * (model.query_size + gates + 2 * model.kv_size) + model.query_size * model.hidden_size
 
 
 def _attention_vectors(model: Sizes) -> int:
@@ -76,7 +81,47 @@ def _latent_attention_vectors(model: Sizes) -> int:
     return (latent.q_lora_rank or 0) + latent.kv_lora_rank
 
 
+def _gated_delta_weights(model: Sizes) -> int:
+    delta = model.gated_delta
+    assert delta is not None
+    convolution = delta.linear_conv_kernel_dim * delta.convolved_size
+    return model.hidden_size * (delta.projected_size + delta.value_size) + convolution
+
+
+def _gated_delta_vectors(model: Sizes) -> int:
+    delta = model.gated_delta
+    assert delta is not None
+    return 2 * delta.linear_num_value_heads + delta.linear_value_head_dim
+
+
+def _gated_delta_divided(model: Sizes) -> dict[str, int]:
+    delta = model.gated_delta
+    assert delta is not None
+    return {
+        "key heads of gated delta": delta.linear_num_key_heads,
+        "value heads of gated delta": delta.linear_num_value_heads,
+    }
+
+
+def _gated_delta_products(model: Sizes) -> int:
+    """Four per number of the state, as Megatron-LM counts them: it is decayed, read, written, and read by the query.
+
+    A kernel that computes in chunks multiplies more often.
+    """
+    assert model.gated_delta is not None
+    return 4 * model.gated_delta.state_size
+
+
 MIXERS = {
     ATTENTION: Mixer(_attention_weights, _attention_vectors, _attention_divided, _attention_shared),
     LATENT_ATTENTION: Mixer(_latent_attention_weights, _latent_attention_vectors, _latent_attention_divided, _none_shared),
+    GATED_DELTA: Mixer(
+        _gated_delta_weights,
+        _gated_delta_vectors,
+        _gated_delta_divided,
+        _none_shared,
+        has_scores=False,
+        splits_samples=False,
+        products=_gated_delta_products,
+    ),
 }

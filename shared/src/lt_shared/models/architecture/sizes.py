@@ -9,6 +9,8 @@ from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from lt_shared.console import BadConfig
+from lt_shared.models.architecture import expert_groups
+from lt_shared.models.architecture.gated_delta import GatedDelta, check_gates
 from lt_shared.models.architecture.latent_attention import LatentAttention
 from lt_shared.models.rope_scaling import AnyScaling, LongRopeScaling, YarnScaling, check_counts, check_numbers
 
@@ -27,7 +29,7 @@ ScoreFunction = Literal["softmax", "sigmoid"]
 # Norms of queries and keys: per head, or over all heads at once (OLMo 2).
 QkNorm = Literal["head", "all_heads"]
 # Kinds of mixers (`lt_shared.models.architecture.mixers`).
-ATTENTION, LATENT_ATTENTION = "attention", "latent_attention"
+ATTENTION, LATENT_ATTENTION, GATED_DELTA = "attention", "latent_attention", "gated_delta"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,7 +40,8 @@ class Sizes:
     `window_attn_skip_freq` n, every n-th layer has no window. `local_rotary_base` is the rotary base of the layers with a
     window if it differs from `rotary_base`; these layers then have no scaling either. With `no_rope_freq` n, every n-th layer
     rotates nothing. `softmax_scale` replaces the inverse root of the head size. `attention_sinks` gives every head a learned
-    logit that takes part in the softmax and is then dropped.
+    logit that takes part in the softmax and is then dropped. With `attention_output_gate`, every channel of attention's output is
+    multiplied by the sigmoid of a projection. The layers of `gated_delta` have a recurrent state in place of attention.
     `qk_layernorm_after_rope` normalizes queries and keys behind the rotation (Hunyuan). With `query_temperature_beta` b, a query
     at position p is multiplied by 1 + b log(1 + floor(p / the original positions of YaRN)) (Ministral 3).
     `add_bias_linear` gives biases to the router and to all linear layers, QKV included; `add_qkv_bias` is then False.
@@ -125,6 +128,8 @@ class Sizes:
     layernorm_parameters: LayerNormParameters = "weight_and_bias"
     parallel_layers: bool = False
     clip_qkv: float | None = None
+    attention_output_gate: bool = False
+    gated_delta: GatedDelta | None = None
 
     def __post_init__(self) -> None:
         sizes = ("num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "num_query_groups", "vocab_size")
@@ -187,6 +192,7 @@ class Sizes:
         if self.qk_layernorm_after_rope and not self.qk_layernorm:
             raise BadConfig("norms behind the rotation, and no norms of queries and keys", "give qk_layernorm")
         self._check_layer_style()
+        check_gates(self, self.num_layers, self.gated_delta)
         latent = self.latent_attention
         if latent is None:
             return
@@ -195,7 +201,15 @@ class Sizes:
                 f"latent attention has a key for each of {self.num_attention_heads} heads, of {latent.query_channels} channels",
                 f"not {self.num_query_groups} groups of {self.kv_channels}",
             )
-        excluded = ("add_qkv_bias", "qk_layernorm", "sliding_window", "attention_sinks", "add_bias_linear", "no_rope_freq")
+        excluded: tuple[str, ...] = (
+            "add_qkv_bias",
+            "qk_layernorm",
+            "sliding_window",
+            "attention_sinks",
+            "add_bias_linear",
+            "no_rope_freq",
+        )
+        excluded += ("attention_output_gate", "gated_delta")
         both = [field for field in excluded if getattr(self, field)]
         if both:
             raise BadConfig(f"latent attention with {', '.join(both)}: no model here has both")
@@ -257,23 +271,7 @@ class Sizes:
         if self.moe_router_score_function == "sigmoid":
             # Megatron always normalises sigmoids over the chosen experts, whatever the setting says.
             object.__setattr__(self, "moe_router_pre_softmax", False)
-        self._check_groups(self.num_experts)
-
-    def _check_groups(self, experts: int) -> None:
-        groups, chosen, topk = self.moe_router_num_groups, self.moe_router_group_topk, self.moe_router_topk
-        if (groups is None) != (chosen is None):
-            raise BadConfig("groups of experts need both, their number and how many of them are chosen")
-        if not groups or not chosen:
-            if self.moe_router_group_score_topk:
-                raise BadConfig("moe_router_group_score_topk for a model whose experts are in no groups")
-            return
-        size = experts // groups
-        if experts % groups or chosen > groups or topk > chosen * size:
-            raise BadConfig(f"{topk} of {experts} experts cannot be chosen from {chosen} of {groups} groups")
-        if not 1 <= self.group_score_topk <= size:
-            raise BadConfig(f"the score of a group of {size} experts cannot be the sum of its best {self.group_score_topk}")
-        if self.moe_router_group_score_topk == topk // chosen:
-            object.__setattr__(self, "moe_router_group_score_topk", None)
+        expert_groups.check(self, self.num_experts)
 
     @property
     def group_score_topk(self) -> int:
@@ -311,12 +309,20 @@ class Sizes:
     @functools.cached_property
     def mixers(self) -> Mapping[str, Sequence[int]]:
         """The layers, from 0, that have each kind of mixer; the kinds are keys of `mixers.MIXERS`."""
-        return {LATENT_ATTENTION if self.latent_attention else ATTENTION: range(self.num_layers)}
+        attention = LATENT_ATTENTION if self.latent_attention else ATTENTION
+        if self.gated_delta is None:
+            return {attention: range(self.num_layers)}
+        layers = self.gated_delta.layers
+        return {GATED_DELTA: layers, attention: [layer for layer in range(self.num_layers) if layer not in layers]}
 
     def mixer(self, layer: int) -> str:
         """The kind of mixer of a layer. Multi-token prediction layers, from `num_layers` on, have the kind that is named last."""
         *first_mixers, last = self.mixers
         return next((kind for kind in first_mixers if layer in self.mixers[kind]), last)
+
+    def places_norms(self, layer: int) -> NormPlacement:
+        """Return where the norms of a layer are. Gated delta layers have them in front, whatever the attention layers have."""
+        return "pre" if self.mixer(layer) == GATED_DELTA else self.norm_placement
 
     def layer_kind(self, layer: int) -> tuple[str, bool]:
         """Return a layer's mixer and whether it has experts. Layers with the same kind have the same tensors."""
@@ -372,7 +378,7 @@ _OPTIONAL_NUMBERS = ("local_rotary_base", "softmax_scale", "attn_logit_softcappi
 _SWITCHES = (
     *("tie_embeddings", "add_qkv_bias", "qk_layernorm", "moe_router_pre_softmax", "moe_router_enable_expert_bias"),
     *("attention_sinks", "layernorm_zero_centered_gamma", "add_bias_linear", "gated_linear_unit"),
-    *("moe_shared_expert_gate", "qk_layernorm_after_rope", "parallel_layers"),
+    *("moe_shared_expert_gate", "qk_layernorm_after_rope", "parallel_layers", "attention_output_gate"),
 )
 _WORDS = {
     "moe_router_score_function": ("softmax", "sigmoid"),

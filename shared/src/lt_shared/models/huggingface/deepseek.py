@@ -36,7 +36,7 @@ _GLM4_MOE_LITE_DEFAULTS = {
 }
 
 
-def _written(architecture: Architecture) -> dict[str, Any]:
+def written(architecture: Architecture) -> dict[str, Any]:
     """Return the fields that V2 and V3 share. Raises BadConfig for a model without latent attention or shared experts."""
     latent = architecture.latent_attention
     if latent is None or not architecture.moe_shared_expert_intermediate_size:
@@ -56,7 +56,7 @@ def _written(architecture: Architecture) -> dict[str, Any]:
     }
 
 
-def _read(config: dict[str, Any], name: str, kind: str, **family: Any) -> Architecture:
+def read(config: dict[str, Any], name: str, kind: str, **family: Any) -> Architecture:
     """Read the fields that V2 and V3 share, and add the arguments in `family`. Raises as `config_fields.read`."""
     shared = config["n_shared_experts"]
     if not shared:
@@ -83,7 +83,7 @@ def _read(config: dict[str, Any], name: str, kind: str, **family: Any) -> Archit
 
 
 def _write_v3(architecture: Architecture) -> dict[str, Any]:
-    return _written(architecture) | {
+    return written(architecture) | {
         "scoring_func": "sigmoid",
         "topk_method": "noaux_tc",
         "rope_interleave": True,
@@ -92,7 +92,7 @@ def _write_v3(architecture: Architecture) -> dict[str, Any]:
 
 
 def _read_v3(config: dict[str, Any], name: str, model_type: str = "") -> Architecture:
-    return _read(
+    return read(
         config,
         name,
         model_type or "deepseek_v3",
@@ -127,7 +127,7 @@ def _read_glm4_moe_lite(config: dict[str, Any], name: str) -> Architecture:
 
 def _write_v2(architecture: Architecture) -> dict[str, Any]:
     groups = architecture.moe_router_num_groups
-    return _written(architecture) | {
+    return written(architecture) | {
         "scoring_func": "softmax",
         "topk_method": _GROUP_LIMITED if groups else _GREEDY,
         "norm_topk_prob": False,
@@ -141,7 +141,7 @@ def _read_v2(config: dict[str, Any], name: str) -> Architecture:
     if method not in (_GREEDY, _GROUP_LIMITED):
         raise BadConfig(f"{name}: topk_method is {method!r}, known of the deepseek_v2 family are {_GREEDY} and {_GROUP_LIMITED}")
     groups = shared_experts.read_groups(config, _V2_GROUP_SCORE_TOPK) if method == _GROUP_LIMITED else {}
-    return _read(config, name, "deepseek_v2", absent=ABSENT | _V2, moe_router_pre_softmax=True, **groups)
+    return read(config, name, "deepseek_v2", absent=ABSENT | _V2, moe_router_pre_softmax=True, **groups)
 
 
 DEEPSEEK_V2 = ModelType("deepseek_v2", "DeepseekV2ForCausalLM", _write_v2, _read_v2, defaults=_V2_DEFAULTS)

@@ -27,11 +27,16 @@ from lt_shared.models.huggingface.granite import GRANITE, GRANITEMOE, GRANITEMOE
 from lt_shared.models.huggingface.hunyuan import HUNYUAN_V1_DENSE, HUNYUAN_V1_MOE
 from lt_shared.models.huggingface.llama import LLAMA, MISTRAL, MIXTRAL, QWEN2, QWEN3
 from lt_shared.models.huggingface.minimax_m2 import MINIMAX_M2
-from lt_shared.models.huggingface.ministral3 import MINISTRAL3, MISTRAL3
+from lt_shared.models.huggingface.ministral3 import MINISTRAL3
+from lt_shared.models.huggingface.mistral3 import MISTRAL3
+from lt_shared.models.huggingface.mistral4 import MISTRAL4
 from lt_shared.models.huggingface.olmo import OLMO, OLMO2, OLMO3, OLMOE
+from lt_shared.models.huggingface.olmo_hybrid import OLMO_HYBRID
 from lt_shared.models.huggingface.phi3 import PHI3, architecture_without_usual_factor
 from lt_shared.models.huggingface.qwen2_moe import QWEN2_MOE
+from lt_shared.models.huggingface.qwen3_5 import QWEN3_5, QWEN3_5_MOE, QWEN3_5_MOE_TEXT, QWEN3_5_TEXT
 from lt_shared.models.huggingface.qwen3_moe import QWEN3_MOE
+from lt_shared.models.huggingface.qwen3_next import QWEN3_NEXT
 from lt_shared.models.huggingface.seed_oss import SEED_OSS
 from lt_shared.models.huggingface.smollm3 import SMOLLM3
 
@@ -47,6 +52,11 @@ _ALL = (
     MIXTRAL,
     QWEN2_MOE,
     QWEN3_MOE,
+    QWEN3_NEXT,
+    QWEN3_5_TEXT,
+    QWEN3_5,
+    QWEN3_5_MOE_TEXT,
+    QWEN3_5_MOE,
     PHI3,
     GRANITE,
     GRANITEMOE,
@@ -58,6 +68,7 @@ _ALL = (
     OLMO2,
     OLMO3,
     OLMOE,
+    OLMO_HYBRID,
     MINIMAX_M2,
     SEED_OSS,
     SMOLLM3,
@@ -80,6 +91,7 @@ _ALL = (
     DEEPSEEK_V3,
     KIMI_K2,
     GLM4_MOE_LITE,
+    MISTRAL4,
     GLM4_MOE,
     DOTS1,
     GPT2,

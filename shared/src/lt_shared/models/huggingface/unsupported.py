@@ -24,18 +24,30 @@ _CHUNKED = (
 _PER_LAYER_EMBEDDINGS = "embeddings for every layer and keys that layers share, and would need both in megatron-core's block"
 _CONVOLUTIONS = "short convolutions in place of attention in most layers, and would need such a layer in megatron-core's block"
 _SPARSE_MIXER = (
-    "a router that chooses its two experts one after the other, and norms with biases, and would need both in the layers"
+    "a router that chooses its two experts one after the other, in training at random among those near the best, with a gradient "
+    "of its own (SparseMixer), and would need both: trained with another router, its experts would get other tokens"
 )
+# Of Gemma 4: the settings of what every model has and of what some have, with transformers' values for settings left out.
+_GEMMA4 = "norms of values, a factor on every layer's output"
+_GEMMA4_SETTINGS: Mapping[str, tuple[Any, str]] = {
+    "hidden_size_per_layer_input": (256, "embeddings for every layer"),
+    "global_head_dim": (512, "heads of this size in layers without a window"),
+    "num_global_key_value_heads": (None, "another number of keys in layers without a window"),
+    "attention_k_eq_v": (False, "keys that are values, too, in layers without a window"),
+    "num_kv_shared_layers": (0, "layers that take the keys and values of earlier ones"),
+    "use_double_wide_mlp": (False, "wider feed-forward layers where keys are shared"),
+    "enable_moe_block": (False, "experts beside a feed-forward layer"),
+}
 _BLOCK_SPARSE = "block-sparse attention and a clamped GEGLU, and would need kernels for both"
 _REASONS: Mapping[str, tuple[str, ...]] = {
     _CHUNKED: ("llama4", "llama4_text"),
     STATE_SPACE: (*("nemotron_h", "bamba", "falcon_h1", "falcon_mamba", "jamba", "mamba", "mamba2", "zamba", "zamba2"),),
     _LINEAR_ATTENTION: (
-        *("qwen3_next", "qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text", "qwen4_exp", "qwen4_exp_text"),
-        *("kimi_linear", "olmo_hybrid", "minimax", "bailing_hybrid", "rwkv", "xlstm", "recurrent_gemma"),
+        *("qwen4_exp", "qwen4_exp_text"),
+        *("kimi_linear", "minimax", "bailing_hybrid", "rwkv", "xlstm", "recurrent_gemma"),
     ),
     _SPARSE_ATTENTION: ("deepseek_v32", "deepseek_v4", "glm_moe_dsa", "glm5_next"),
-    _PER_LAYER_EMBEDDINGS: ("gemma3n", "gemma3n_text", "gemma4", "gemma4_text"),
+    _PER_LAYER_EMBEDDINGS: ("gemma3n", "gemma3n_text"),
     _CONVOLUTIONS: ("lfm2", "lfm2_moe"),
     _SPARSE_MIXER: ("phimoe",),
     _BLOCK_SPARSE: ("phi3small",),
@@ -47,7 +59,21 @@ _REASON_OF = {kind: reason for reason, kinds in _REASONS.items() for kind in kin
 def refuse(config: Mapping[str, Any], name: str) -> None:
     """Raises BadConfig for a model type of the table, or with DeepSeek-V3.2's indexer."""
     kind = config.get("model_type")
+    if kind in ("gemma4", "gemma4_text"):
+        raise BadConfig(f"{name}: {kind} models have {_gemma4_features(config)}, and would need them in the layers", HINT)
     if isinstance(kind, str) and kind in _REASON_OF:
         raise BadConfig(f"{name}: {kind} models have {_REASON_OF[kind]}", HINT)
     if config.get("index_topk"):
         raise BadConfig(f"{name}: the model has {_SPARSE_ATTENTION}", HINT)
+
+
+def _gemma4_features(config: Mapping[str, Any]) -> str:
+    """Name what a Gemma 4 has that is not supported, with the settings that say so."""
+    text = dict(config.get("text_config") or config)
+    # transformers writes the settings of the layers without a window by layer.
+    by_layer = [dict(layer) for layer in dict(text.get("per_layer_config") or {}).values()]
+    head_sizes = [layer["head_dim"] for layer in by_layer if layer.get("head_dim")]
+    stored = {"global_head_dim": head_sizes[0]} if head_sizes else {}
+    values = {field: default for field, (default, _) in _GEMMA4_SETTINGS.items()} | stored | text
+    features = [f"{field} {values[field]} ({words})" for field, (_, words) in _GEMMA4_SETTINGS.items() if values[field]]
+    return ", ".join([_GEMMA4, *features])

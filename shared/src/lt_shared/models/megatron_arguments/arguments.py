@@ -15,7 +15,7 @@ from lt_shared.console import BadConfig
 from lt_shared.models import hybrid_pattern
 from lt_shared.models.architecture import CLAMPED_SWIGLU_LIMIT, Architecture, LatentAttention
 from lt_shared.models.architecture.sizes import NEWER
-from lt_shared.models.megatron_arguments import known_fields, mup, rope
+from lt_shared.models.megatron_arguments import gated_delta, known_fields, mup, rope
 from lt_shared.models.rope_scaling import RopeScaling
 
 PREFIX = "lt_"
@@ -36,10 +36,11 @@ _FEATURES = {
     "softmax_scale": "softmax_scale",
     "layernorm_zero_centered_gamma": "apply_layernorm_1p",
     "mtp_num_layers": "mtp_num_layers",
+    "attention_output_gate": "attention_output_gate",
 }
 # Fields that are read from several arguments, or from an argument with another form.
 _OF_OTHER_FORM = (
-    *("moe_ffn_hidden_size", "moe_first_dense_layers", "latent_attention"),
+    *("moe_ffn_hidden_size", "moe_first_dense_layers", "latent_attention", "gated_delta"),
     *("attention_sinks", "add_bias_linear", "activation", "no_rope_freq", "gated_linear_unit", "normalization"),
 )
 # All others of the newer fields.
@@ -73,6 +74,7 @@ def to_arguments(architecture: Architecture) -> dict[str, Any]:
         "num_experts": architecture.num_experts,
         **(_experts(architecture) if architecture.num_experts else {}),
         **({"multi_latent_attention": True, **dataclasses.asdict(latent)} if latent else {}),
+        **gated_delta.to_arguments(architecture),
         **_features(architecture),
     }
 
@@ -91,6 +93,7 @@ def absent_in_megatron(architecture: Architecture) -> list[str]:
         absent.append("its activation, xIELU: Megatron would compute GELU")
     if architecture.rotary_base != int(architecture.rotary_base):
         absent.append(f"its rotary base of {architecture.rotary_base}: Megatron's is a whole number")
+    absent += gated_delta.absent_in_megatron(architecture)
     changed_fields = [
         name for name in _WITHOUT_ARGUMENT if name != "model_type" and getattr(architecture, name) != _DEFAULTS[name]
     ]
@@ -178,6 +181,7 @@ def from_arguments(arguments: Mapping[str, Any], name: str) -> Architecture:
             add_qkv_bias=llama and arguments.get("add_qkv_bias", False),
             qk_layernorm=arguments.get("qk_layernorm", False) and latent is None,
             latent_attention=latent,
+            gated_delta=gated_delta.from_arguments(arguments, name),
             **rope.from_arguments(arguments),
             **_read_experts(arguments, name),
             **(_multipliers(arguments, heads, latent is not None) | features | _windows(arguments, name)),

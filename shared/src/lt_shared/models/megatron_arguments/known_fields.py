@@ -29,6 +29,8 @@ original_max_position_embeddings beta_fast beta_slow mscale mscale_all_dim yarn_
 yarn_original_max_position_embeddings yarn_beta_fast yarn_beta_slow yarn_mscale yarn_mscale_all_dim
 yarn_correction_range_round_to_int multi_latent_attention q_lora_rank kv_lora_rank qk_head_dim qk_pos_emb_head_dim v_head_dim
 squared_relu no_rope_freq moe_shared_expert_gate
+attention_output_gate experimental_attention_variant linear_attention_freq linear_conv_kernel_dim linear_key_head_dim
+linear_value_head_dim linear_num_key_heads linear_num_value_heads
 use_mup mup_base_hidden_size mup_embedding_mult mup_output_mult mup_base_head_dim mup_attn_scale_power
 hybrid_layer_pattern hybrid_override_pattern
 """
@@ -51,7 +53,7 @@ _OFF: Mapping[str, tuple[tuple[Any, ...], str]] = {
     "moe_latent_size": (_ABSENT, "its experts work on a projection of the hidden states, which is not supported"),
     **dict.fromkeys(("rotary_interleaved", "mrope_section", "rotary_base_per_layer"), (_ABSENT, _POSITIONS)),
     **dict.fromkeys(("rotary_seq_len_interpolation_factor", "seq_len_interpolation_factor"), (_NO_FACTOR, _POSITIONS)),
-    **dict.fromkeys(("qk_l2_norm", "attention_output_gate", "attention_value_scale", "head_wise_attn_gate"), (_ABSENT, _LAYERS)),
+    **dict.fromkeys(("qk_l2_norm", "attention_value_scale", "head_wise_attn_gate"), (_ABSENT, _LAYERS)),
     **dict.fromkeys(("apply_residual_connection_post_layernorm", "enable_hyper_connections"), (_ABSENT, _LAYERS)),
     "enable_mhc_connections": (_ABSENT, _LAYERS),
     "use_transformer_engine_full_layer_spec": (_ABSENT, "its layers are Transformer Engine's, with other tensors"),
@@ -72,8 +74,6 @@ _SPEC_NAMES = ("local", "default_layer_spec")
 _HYBRID = "would need a scan or an indexer, and is not supported"
 _HYBRIDS = {
     **dict.fromkeys(("is_hybrid_model", "hybrid_attention_ratio", "hybrid_mlp_ratio"), "a state-space layer (Mamba)"),
-    "linear_attention_freq": "linear attention",
-    "experimental_attention_variant": "linear or sparse attention",
 }
 # Kinds of load balancing that leave the choice of experts to the scores.
 _BALANCING = ("aux_loss", "seq_aux_loss", "global_aux_loss", "none", None)

@@ -260,8 +260,7 @@ UNUSED = Group(
     "another program reads it, or a layer that is refused",
     "block_data_path cache_mla_latents classes_fraction data_per_class_fraction decoder_seq_length embedding_path "
     "encoder_seq_length evidence_data_path gdp_cutedsl_kernel gdp_num_chunk_states_to_recompute gdp_num_householder "
-    "head_lr_mult img_h img_w indexer_batch_size indexer_log_interval iter_per_epoch linear_conv_kernel_dim "
-    "linear_key_head_dim linear_num_key_heads linear_num_value_heads linear_value_head_dim mask_factor mask_prob mask_type "
+    "head_lr_mult img_h img_w indexer_batch_size indexer_log_interval iter_per_epoch mask_factor mask_prob mask_type "
     "metadata_path mhc_init_gating_factor mhc_num_residual_streams mhc_sinkhorn_iterations num_channels num_classes "
     "num_speculative_tokens output_bert_embeddings patch_dim perform_rl_step query_in_block_prob refit_method "
     "relative_attention_max_distance relative_attention_num_buckets result_rejected_tracker_filename retro_attention_gate "

@@ -24,12 +24,15 @@ from lt_shared.models.presets.ministral3 import MINISTRAL3
 from lt_shared.models.presets.olmo import OLMO
 from lt_shared.models.presets.phi3 import PHI3
 from lt_shared.models.presets.qwen3_moe import QWEN3_MOE
+from lt_shared.models.presets.qwen3_next import QWEN3_5, QWEN3_NEXT
 from lt_shared.models.presets.seed_oss import SEED_OSS
 from lt_shared.models.presets.unrotated import UNROTATED
 
 _ALL = (
     *DENSE,
     *QWEN3_MOE,
+    *QWEN3_NEXT,
+    *QWEN3_5,
     *PHI3,
     *GRANITE,
     *OLMO,

@@ -1,4 +1,4 @@
-"""DeepSeek-V2 and V2-Lite, DeepSeek-V3, Kimi K2 and GLM-4.7-Flash: latent attention, shared experts, and YaRN but in the last.
+"""DeepSeek-V2 and V2-Lite, DeepSeek-V3, Kimi K2, GLM-4.7-Flash and Mistral 4: latent attention, shared experts, and mostly YaRN.
 
 The counts match the published weights without the multi-token prediction layer of V3 (11.6 B more, `mtp_parameters`) and
 without the router's balancing biases.
@@ -49,7 +49,23 @@ def _tiny(name: str) -> Architecture:
     return llama(name, 4, 128, 352, 4, 4, 2048, 1024)
 
 
+_MISTRAL = LatentAttention(q_lora_rank=1024, kv_lora_rank=256, qk_head_dim=64, qk_pos_emb_head_dim=64, v_head_dim=128)
+
 DEEPSEEK = (
+    _deepseek(
+        _tiny("tiny-mistral4"),
+        _TINY,
+        YarnScaling(4.0, 16, mscale=1.0, mscale_all_dim=1.0),
+        **_experts(8, 4, 64, 1, 0),
+        query_temperature_beta=0.1,
+    ),
+    _deepseek(
+        llama("mistral-small-4", 36, 4096, 12288, 32, 32, 131072, 1048576),
+        _MISTRAL,
+        YarnScaling(128.0, 8192, mscale=1.0, mscale_all_dim=1.0),
+        **_experts(128, 4, 2048, 1, 0),
+        query_temperature_beta=0.1,
+    ),
     _deepseek(
         _tiny("tiny-deepseek-v3"),
         _TINY,

@@ -22,6 +22,20 @@ def _granite(
     )
 
 
+def _mixture(name: str, layers: int, hidden: int, experts: int) -> Architecture:
+    """Granite 3.1 with heads of 64 channels, and experts of 512 in every layer, 8 per token."""
+    return dataclasses.replace(
+        _granite(name, hidden, 512, 0.015625, 6.0, 1500000.0, 131072),
+        num_layers=layers,
+        num_attention_heads=hidden // 64,
+        kv_channels=64,
+        num_experts=experts,
+        moe_router_topk=8,
+        moe_aux_loss_coeff=0.001,
+        model_type="granitemoe",
+    )
+
+
 _TINY = dataclasses.replace(
     TINY, name="tiny-granite", softmax_scale=0.0625, logits_scaling=8.0, embedding_multiplier=12.0, residual_multiplier=0.22
 )
@@ -32,6 +46,8 @@ GRANITE = (
     _granite("granite-3.0-8b", 4096, 12800, 0.0078125, 16.0, 10000.0, 4096),
     _granite("granite-3.1-2b", 2048, 8192, 0.015625, 8.0, 5000000.0, 131072),
     _granite("granite-3.1-8b", 4096, 12800, 0.0078125, 16.0, 10000000.0, 131072),
+    _mixture("granite-3.1-1b-a400m", 24, 1024, 32),
+    _mixture("granite-3.1-3b-a800m", 32, 1536, 40),
     dataclasses.replace(_TINY, name="tiny-granitemoe", num_experts=4, ffn_hidden_size=128, model_type="granitemoe"),
     dataclasses.replace(
         _TINY,

@@ -1,11 +1,12 @@
 """OLMo 1: LayerNorm without parameters. OLMo 2 and OLMo 3: norms behind attention and MLP, and norms of queries and keys over all
-heads. OLMoE has the latter alone.
+heads. OLMoE has the latter alone. OLMo Hybrid is OLMo 2 with gated delta in three of four layers, and without rotation.
 """
 
 import dataclasses
 
-from lt_shared.models.architecture import Architecture
+from lt_shared.models.architecture import Architecture, GatedDelta
 from lt_shared.models.presets.dense import TINY, llama
+from lt_shared.models.presets.qwen3_next import delta_layers
 from lt_shared.models.rope_scaling import YarnScaling
 
 
@@ -54,6 +55,21 @@ def _olmoe(base: Architecture, experts: int, chosen: int) -> Architecture:
 
 _TINY_OLMO2 = dataclasses.replace(_of_olmo(TINY), name="tiny-olmo2", num_query_groups=4, tie_embeddings=False)
 
+
+def _hybrid(model: Architecture, delta: GatedDelta) -> Architecture:
+    delta = dataclasses.replace(delta, doubles_strength=True, output_norm_epsilon=1e-5)
+    return dataclasses.replace(
+        model,
+        norm_epsilon=1e-6,
+        tie_embeddings=False,
+        norm_placement="post",
+        qk_layernorm=True,
+        qk_layernorm_width="all_heads",
+        no_rope_freq=1,
+        gated_delta=delta,
+    )
+
+
 OLMO = (
     _olmo1(dataclasses.replace(TINY, name="tiny-olmo"), 8.0),
     dataclasses.replace(_olmo1(llama("olmo-1b", 16, 2048, 8192, 16, 16, 50304, 2048)), tie_embeddings=True),
@@ -67,6 +83,14 @@ OLMO = (
     _olmo2("olmo2-32b", 64, 5120, 27648, 40, 8),
     _olmo3("olmo3-7b", 32, 4096, 11008, 32, 32),
     _olmo3("olmo3-32b", 64, 5120, 27648, 40, 8),
+    _hybrid(
+        dataclasses.replace(TINY, name="tiny-olmo-hybrid", num_query_groups=4),
+        GatedDelta(delta_layers(4), 4, 4, linear_key_head_dim=24, linear_value_head_dim=48),
+    ),
+    _hybrid(
+        llama("olmo-hybrid-7b", 32, 3840, 11008, 30, 30, 100352, 65536),
+        GatedDelta(delta_layers(32), 30, 30, linear_key_head_dim=96, linear_value_head_dim=192),
+    ),
     _olmoe(dataclasses.replace(TINY, name="tiny-olmoe", ffn_hidden_size=64, tie_embeddings=False), 8, 2),
     _olmoe(llama("olmoe-1b-7b", 16, 2048, 1024, 16, 16, 50304, 4096), 64, 8),
 )

@@ -92,7 +92,8 @@ class Family:
     the base model alone lack it. `buffers` matches names of buffers that some files have and every reader computes itself.
     `extra_state_modules` are Megatron's modules that store an `_extra_state`, modules of TransformerEngine layers included.
     `hf_prefixes` maps prefixes of names in a larger model's Hugging Face files to the language model's prefixes; `other_parts`
-    matches names outside the language model. `repeated` are tensors that Hugging Face files repeat under another name; they are
+    matches names outside the language model. `hf_form` gives tensors of Hugging Face files the form that transformers writes, if
+    published files have another one. `repeated` are tensors that Hugging Face files repeat under another name; they are
     written, too.
     """
 
@@ -106,6 +107,7 @@ class Family:
     buffers: str = ROPE_BUFFERS
     hf_prefixes: Mapping[str, str] = dataclasses.field(default_factory=dict)
     other_parts: str = r"(?!)"
+    hf_form: Callable[[Mapping[str, Tensor]], dict[str, Tensor]] = dict
 
     def canonical(self, model: Model) -> dict[str, Shape]:
         """The shape of every canonical tensor, layer by layer. The padding rows of the vocabulary are tensors of their own."""
@@ -260,7 +262,7 @@ class Family:
     def _of_language_model(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Select the language model's tensors, under their names in a file of the language model alone."""
         renamed: dict[str, Tensor] = {}
-        for name, tensor in tensors.items():
+        for name, tensor in self.hf_form(tensors).items():
             if re.fullmatch(self.other_parts, name):
                 continue
             for beginning, alone in self.hf_prefixes.items():

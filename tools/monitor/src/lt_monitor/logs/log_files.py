@@ -42,7 +42,10 @@ _RANK_WORD = r"(?:global|local)?[._-]?rank|task|node|proc(?:ess)?|worker|master"
 # EC2 calls its machines ip-10-1-2-3, Cray nid001234.
 _NAME_WORD = rf"{_RANK_WORD}|host|gpu|device|pod|replica|nid|ip-\d{{1,3}}-\d{{1,3}}-\d{{1,3}}"
 _RANK_SUFFIX = re.compile(rf"(?:[._-](?:{_RANK_WORD})[._-]?\d+{_OF_HOW_MANY})+$", re.IGNORECASE)
-_RANK_NAME = re.compile(rf"(?P<word>{_NAME_WORD})[._-]?\d+{_OF_HOW_MANY}(?:[._-](?:{_NAME_WORD})[._-]?\d+)*", re.IGNORECASE)
+# Small clusters call their machines node-a and node-b.
+_RANK_NAME = re.compile(
+    rf"(?P<word>{_NAME_WORD})(?:[._-]?\d+{_OF_HOW_MANY}|[._-][a-z])(?:[._-](?:{_NAME_WORD})[._-]?\d+)*", re.IGNORECASE
+)
 _ATTEMPT = re.compile(r"/attempt_\d+(?:/\d+)?(?=/|$)")
 _NUMBER = re.compile(r"\d+")
 _NUMBERED_LOG = re.compile(r"(?:.*\.)?(?:log|out|err|txt|job|stdout|stderr)(?:[._-]\d+){1,3}", re.IGNORECASE)

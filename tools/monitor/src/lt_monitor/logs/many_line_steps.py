@@ -1,4 +1,4 @@
-"""Read steps that a trainer prints over many lines: DeepSpeed, OLMo, Composer.
+"""Read steps that a trainer prints over many lines: DeepSpeed, OLMo, Composer, NeMo-RL, AReaL.
 
 The first line names the step. Each line below has values; the first line without values ends the step. A block of the log may end
 within a step. The lines read so far become an event at once, because no line follows the last step of a log. The remaining lines
@@ -10,13 +10,14 @@ from typing import Any, NamedTuple
 from lt_monitor.events.records import Record
 from lt_monitor.logs.line_parsers import ManyLines
 from lt_monitor.logs.lines import Line
-from lt_monitor.logs.trainers import composer, deepspeed, nemo_rl, olmo
+from lt_monitor.logs.trainers import areal, composer, deepspeed, nemo_rl, olmo
 
 TRAINERS: dict[str, ManyLines] = {
     "deepspeed": deepspeed.STEP,
     "olmo": olmo.STEP,
     "composer": composer.STEP,
     "nemo-rl": nemo_rl.STEP,
+    "areal": areal.STEP,
 }
 MAXIMUM_LINES = 10_000
 

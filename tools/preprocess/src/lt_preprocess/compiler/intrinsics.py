@@ -24,10 +24,11 @@ def address(array: Any) -> int:
     return int(array.ctypes.data)
 
 
-def aligned(words: int, fill: int = 0) -> npt.NDArray[np.uint64]:
-    """An array of `words` uint64 that starts at a cache line. Pages of zeros are allocated when they are first written."""
-    array = np.zeros(words + 8, np.uint64) if fill == 0 else np.full(words + 8, fill, np.uint64)
-    start = -array.ctypes.data % CACHE_LINE_BYTES // 8
+def aligned(words: int, fill: int = 0, boundary_bytes: int = CACHE_LINE_BYTES) -> npt.NDArray[np.uint64]:
+    """Return an array of `words` uint64 that starts at a cache line. Pages of zeros are allocated when they are first written."""
+    size = words + boundary_bytes // 8
+    array = np.zeros(size, np.uint64) if fill == 0 else np.full(size, fill, np.uint64)
+    start = -array.ctypes.data % boundary_bytes // 8
     return array[start : start + words]
 
 
@@ -121,6 +122,20 @@ def leading_zeros(typing: Any, value: Any) -> Any:
         return builder.ctlz(arguments[0], ir.Constant(integer(1), 0))
 
     return types.int64(types.uint64), generate
+
+
+@typed_intrinsic
+def _stay_a_call(typing: Any) -> Any:
+    """Call this in a function that LLVM must not inline: a rare path in a hot loop would take registers from the common path."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        builder.function.attributes.add("noinline")
+        return context.get_dummy_value()
+
+    return types.void(), generate
+
+
+stay_a_call: Callable[[], None] = _stay_a_call
 
 
 @typed_intrinsic

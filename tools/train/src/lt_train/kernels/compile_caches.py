@@ -4,7 +4,8 @@ torch.compile, cutlass-dsl, flash-attn-4 and quack cache machine code in /tmp un
 another user of the machine could have put code there. So each compiler gets a directory that only this user can write to, and
 only this user can write to its parents. torch.compile's cache is in the system's temporary directory, because it is large and
 fits only this machine. The other caches are in the user's cache directory, which nodes may share. A directory chosen by the user
-is refused, too, if another user could write to it.
+is refused, too, if another user could write to it or to a file below it: compilers make directories with the user's umask, which
+may let the group write.
 
 flash-attn-4 caches machine code only if a variable is set, so this module sets it. flash-attn-4 and quack lock the files that
 they load. On a filesystem without locks they wait 15 and 60 s for each kernel and then fail, so all caches go to this machine if
@@ -12,10 +13,12 @@ the user's cache directory has no locks.
 """
 
 import atexit
+import contextlib
 import fcntl
 import functools
 import os
 import shutil
+import stat
 import tempfile
 from pathlib import Path
 
@@ -31,8 +34,12 @@ OF_THE_USER = {
     "CUTE_DSL_CACHE_DIR": "cute-dsl",
     "FLASH_ATTENTION_CUTE_DSL_CACHE_DIR": "flash-attention",
     "QUACK_CACHE_DIR": "quack",
+    # torch's kernels that are compiled when they are called.
+    "PYTORCH_KERNEL_CACHE_PATH": "torch",
     TRIALS: "trials",
 }
+# The driver's default is below HOME. Only a directory that the user chose is checked.
+IF_CHOSEN = {"CUDA_CACHE_PATH": "cuda"}
 FLASH_ATTENTION_KEEPS_CODE = "FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED"
 
 
@@ -42,7 +49,8 @@ def use_private_directories() -> None:
     user = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")) / "lt-train"
     os.environ.setdefault(FLASH_ATTENTION_KEEPS_CODE, "1")
     refused: dict[str, list[str]] = {}
-    for names, base in ((OF_THE_MACHINE, machine), (OF_THE_USER, user if _has_locks(user) else machine)):
+    chosen_ones = {variable: name for variable, name in IF_CHOSEN.items() if variable in os.environ}
+    for names, base in ((OF_THE_MACHINE, machine), (OF_THE_USER, user if _has_locks(user) else machine), (chosen_ones, machine)):
         for variable, name in names.items():
             chosen = os.environ.get(variable)
             directory = Path(chosen) if chosen else base / name
@@ -74,9 +82,28 @@ def _reason_against(directory: Path) -> str | None:
         for folder in reversed((directory, *directory.parents)):
             if not folder.exists():
                 folder.mkdir(mode=0o700, exist_ok=True)
-        return ownership.reason_for_distrust_of_path(directory)
+        return ownership.reason_for_distrust_of_path(directory) or _reason_against_content(directory)
     except OSError as error:
         return (error.strerror or str(error)).lower()
+
+
+def _reason_against_content(directory: Path) -> str | None:
+    """Return which file or directory below `directory` another user could have written, None if there is none."""
+    if not directory.stat().st_mode & (stat.S_IXGRP | stat.S_IXOTH) or ownership.modes_are_not_kept(directory):
+        # Nobody else reaches the content.
+        return None
+    for folder, folders, files in os.walk(directory):
+        for name in (*folders, *files):
+            path = os.path.join(folder, name)
+            # Another process of this user may delete a file meanwhile.
+            with contextlib.suppress(FileNotFoundError):
+                status = os.lstat(path)
+                reason = ownership.belongs_to_other(status, folder)
+                if reason is None and not stat.S_ISLNK(status.st_mode):
+                    reason = ownership.writable_by_others(status, folder)
+                if reason is not None:
+                    return f"{path} {reason}"
+    return None
 
 
 @functools.cache

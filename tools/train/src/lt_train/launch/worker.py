@@ -3,9 +3,12 @@
 RANK, WORLD_SIZE and so on are in its environment.
 """
 
+import errno
 import gc
+import io
 import logging
 import os
+import stat
 import sys
 import warnings
 from collections.abc import Callable
@@ -15,7 +18,7 @@ from typing import Any
 import click
 
 from lt_shared import console
-from lt_shared.console import BadConfig, ExitCode
+from lt_shared.console import BadConfig, ExitCode, ToolError
 from lt_train.checkpoint.memory import keeper
 from lt_train.checkpoint.shards import writer_process
 from lt_train.config.run_config import RunConfig
@@ -223,7 +226,29 @@ def _keep_standard_output_for_data() -> None:
     sys.stdout.flush()
     data = os.dup(sys.stdout.fileno())
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
-    sys.stdout = open(data, "w", encoding="utf-8", errors="surrogateescape")
+    buffered = io.BufferedWriter(_ManifestOutput(data, "w"))
+    sys.stdout = io.TextIOWrapper(buffered, encoding="utf-8", errors="surrogateescape")
+
+
+class OutputClosed(ToolError, OSError):
+    """Nobody reads the manifest lines on standard output. Starting the ranks again would not help."""
+
+    exit_code = ExitCode.BROKEN_PIPE
+
+    def __init__(self) -> None:
+        super().__init__("standard output is closed", "the same command goes on; redirect its output to a file or to /dev/null")
+
+
+class _ManifestOutput(io.FileIO):
+    def write(self, content: Any, /) -> int:
+        try:
+            return super().write(content)
+        except OSError as error:
+            # A terminal that is gone: `isatty` fails with the same error.
+            is_lost_terminal = error.errno == errno.EIO and stat.S_ISCHR(os.fstat(self.fileno()).st_mode)
+            if is_lost_terminal or error.errno in (errno.EPIPE, errno.EBADF):
+                raise OutputClosed from error
+            raise
 
 
 def silence_warnings() -> None:

@@ -16,7 +16,7 @@ from lt_train.megatron.upstream import TORCH, Upstream
 UPSTREAM = Upstream(
     "torch",
     TORCH,
-    versions=("2.11.0", "2.13.0"),
+    versions=("2.11.0", "2.13.0", "2.15.0"),
     signatures={
         "compile": {
             "2.11.0": (
@@ -26,13 +26,17 @@ UPSTREAM = Upstream(
                 "(model=None, *, fullgraph=False, dynamic=None, backend=None, mode=None, options=None, name=None, disable=False,"
                 " recompile_limit=None, isolate_recompiles=False, shapes_spec=None)"
             ),
+            "2.15.0": (
+                "(model=None, *, fullgraph=False, dynamic=None, backend=None, mode=None, options=None, name=None, disable=False,"
+                " recompile_limit=None, isolate_recompiles=False, dynamic_shapes=None)"
+            ),
         }
     },
 )
 # Options for the compilation of a function; no option changes its result.
 OPTIONS = (
     *("fullgraph", "dynamic", "backend", "mode", "options", "name", "disable"),
-    *("recompile_limit", "isolate_recompiles", "shapes_spec"),
+    *("recompile_limit", "isolate_recompiles", "shapes_spec", "dynamic_shapes"),
 )
 
 

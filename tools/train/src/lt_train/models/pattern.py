@@ -18,13 +18,14 @@ from lt_shared.models.architecture import Architecture, sizes
 from lt_train.config.kernels import FLASH_ATTENTION_4, Kernels, is_plain_rms_norm
 from lt_train.config.settings.layers import GEMM_EPILOGUE, TRITON
 from lt_train.config.settings.routing import Routing
-from lt_train.models.block import NORM_OF_ATTENTION, NORM_OF_MLP, Block, Blocks, FusedBlock, ParallelBlock
+from lt_train.models.block import NORM_OF_MLP, NORMS_OF_MIXERS, Block, Blocks, FusedBlock, ParallelBlock
 from lt_train.models.decoder import Stage
 from lt_train.models.linear import Linears
 from lt_train.models.mixers import latent_attention, rope
 from lt_train.models.mixers.attention import Attention
 from lt_train.models.mixers.core_attention import CausalAttention
 from lt_train.models.mixers.flash_attention import FlashAttention
+from lt_train.models.mixers.gated_delta import GatedDeltaNet
 from lt_train.models.mixers.latent_attention import LatentAttention
 from lt_train.models.mlps.grouped_experts import GroupedExperts
 from lt_train.models.mlps.mlp import MLP, Activation, GatedGemmMLP, GatedSharedExperts, swiglu_kernel, torch_activation
@@ -92,7 +93,7 @@ class Pattern:
         return dataclasses.replace(self, kernels=plain, architecture=architecture, linears=linears)._block(number, adds=True)
 
     def _block(self, number: int, adds: bool) -> Block:
-        parts = self.config, number, self._mixer(number), self._mlp(number), self._norms(), self._entries(number)
+        parts = self.config, number, self._mixer(number), self._mlp(number), self._norms(number), self._entries(number)
         multiplier = self.architecture.residual_multiplier
         if self.architecture.parallel_layers:
             return ParallelBlock(*parts, multiplier)
@@ -102,8 +103,8 @@ class Pattern:
     def _sums_by_kernel(self) -> bool:
         return self.kernels.norm == TRITON
 
-    def _norms(self) -> tuple[Any, Any]:
-        if self.architecture.norm_placement == "post":
+    def _norms(self, number: int) -> tuple[Any, Any]:
+        if self.architecture.places_norms(number - 1) == "post":
             return IdentityOp(), IdentityOp()
         make = summing_norm if self._sums_by_kernel else norm
         return self._norm(make), IdentityOp() if self.architecture.parallel_layers else self._norm(make)
@@ -119,11 +120,12 @@ class Pattern:
     def _entries(self, number: int) -> dict[str, str]:
         """Return the checkpoint names of the norms that differ from their module names.
 
-        In layers with attention, megatron-core stores a norm with the linear layer that follows it.
+        In layers without latent attention, megatron-core stores a norm with the linear layer that follows it.
         """
-        if self.architecture.mixer(number - 1) != sizes.ATTENTION:
+        mixer, has_experts = self.architecture.layer_kind(number - 1)
+        if mixer not in NORMS_OF_MIXERS:
             return {}
-        return dict([NORM_OF_ATTENTION] if self.architecture.has_experts(number - 1) else [NORM_OF_ATTENTION, NORM_OF_MLP])
+        return dict([NORMS_OF_MIXERS[mixer]] if has_experts else [NORMS_OF_MIXERS[mixer], NORM_OF_MLP])
 
     def _mixer(self, number: int) -> Any:
         match self.architecture.mixer(number - 1):
@@ -131,6 +133,9 @@ class Pattern:
                 return self._attention(number)
             case sizes.LATENT_ATTENTION:
                 return self._latent_attention(number)
+            case sizes.GATED_DELTA:
+                assert self.architecture.gated_delta is not None
+                return GatedDeltaNet(self.config, self.architecture.gated_delta, self.linears)
             case kind:
                 raise AssertionError(f"layer {number} has the mixer {kind}, which has no module")
 
@@ -154,7 +159,7 @@ class Pattern:
     def _mlp(self, number: int) -> MLP | MoE:
         if self.architecture.has_experts(number - 1):
             return self._moe(number)
-        width, has_norm = self.config.ffn_hidden_size, self.architecture.norm_placement != "pre"
+        width, has_norm = self.config.ffn_hidden_size, self.architecture.places_norms(number - 1) != "pre"
         if self.kernels.swiglu == GEMM_EPILOGUE:
             return GatedGemmMLP(self.config, self.linears, width, self.exchange, not self.kernels.recomputes_swiglu)
         return MLP(self.config, self.linears, width, self._activation(), has_norm)

@@ -19,7 +19,8 @@ from megatron.core.transformer.module import MegatronModule
 from lt_shared.models.architecture import Architecture, mlps
 from lt_train.process.device import CPU
 
-RESIDUAL_OUTPUTS = ("linear_proj.weight", "linear_fc2.weight")
+RESIDUAL_OUTPUTS = ("linear_proj.weight", "linear_fc2.weight", "out_proj.weight")
+CONVOLUTION = ".conv1d.weight."
 EMBEDDINGS = ("word_embeddings.weight", "output_layer.weight")
 # SplitMix64's increment and multipliers, as signed 64-bit numbers.
 INCREMENT, FIRST_FACTOR, SECOND_FACTOR = -7046029254386353131, -4658895280553007687, -7723592293110705685
@@ -40,16 +41,23 @@ def initialize(tensors: Iterable[ShardedTensor], architecture: Architecture, see
     """Fill every tensor in place: normal with the architecture's deviation, divided by sqrt(2 x layers) for the matrices that
     write to the residual stream (as in GPT-2), and by sqrt(`width_multiplier`) for all matrices of layers (muP).
 
-    Norms become one, or zero if the layer adds one. Biases and padded vocabulary rows become zero. The numbers of xIELU get their
-    first values.
+    Norms become one, or zero if the layer adds one. Biases and padded vocabulary rows become zero. A gated delta layer starts as
+    megatron-core's: its convolution with the deviation of torch's, its decay rates uniform between 1 and 16, their biases one.
+    The numbers of xIELU get their first values.
     """
     norm = 0.0 if architecture.layernorm_zero_centered_gamma else 1.0
     for tensor in tensors:
         layer_axes = tensor.prepend_axis_num
         shape, offset = tensor.global_shape[layer_axes:], tensor.global_offset[layer_axes:]
         constant = mlps.XIELU_NUMBERS.get(tensor.key.rpartition(".")[2])
+        if tensor.key.endswith((".dt_bias", ".gated_norm.weight")):
+            constant = 1.0
         if constant is not None:
             tensor.data.fill_(constant)
+            continue
+        stream = _stream(seed, tensor.key, tensor.global_offset[:layer_axes])
+        if tensor.key.endswith(".A_log"):
+            tensor.data.copy_(_uniform(_index(tensor.data, shape, offset), stream).mul_(15).add_(1).log_())
             continue
         if len(shape) == 1:
             tensor.data.fill_(norm if tensor.key.endswith(("norm.weight", "norm_weight")) else 0.0)
@@ -59,7 +67,9 @@ def initialize(tensors: Iterable[ShardedTensor], architecture: Architecture, see
             deviation /= math.sqrt(2 * architecture.num_layers)
         if not tensor.key.endswith(EMBEDDINGS):
             deviation /= math.sqrt(width_multiplier)
-        _fill(tensor.data, shape, offset, _stream(seed, tensor.key, tensor.global_offset[:layer_axes]), deviation)
+        if CONVOLUTION in tensor.key:
+            deviation = 1 / math.sqrt(3 * shape[-1])
+        _fill(tensor.data, shape, offset, stream, deviation)
         if tensor.key.endswith(EMBEDDINGS):
             tensor.data[max(0, architecture.vocab_size - offset[0]) :].zero_()
 
@@ -83,10 +93,15 @@ def _fill(share: torch.Tensor, shape: tuple[int, ...], offset: tuple[int, ...], 
     rows = max(1, block // max(1, share[0].numel())) if len(share) else 1
     for start in range(0, len(share), rows):
         part = share[start : start + rows]
-        index = torch.zeros((), dtype=torch.int64, device=share.device)
-        for size, first, count in zip(shape, (offset[0] + start, *offset[1:]), part.shape, strict=True):
-            index = index.unsqueeze(-1) * size + torch.arange(first, first + count, device=share.device)
-        part.copy_(_normal(index, stream).mul_(deviation))
+        part.copy_(_normal(_index(part, shape, (offset[0] + start, *offset[1:])), stream).mul_(deviation))
+
+
+def _index(part: torch.Tensor, shape: tuple[int, ...], offset: tuple[int, ...]) -> torch.Tensor:
+    """Return the positions, int64, of the elements of `part` in a parameter of `shape`, in which it begins at `offset`."""
+    index = torch.zeros((), dtype=torch.int64, device=part.device)
+    for size, first, count in zip(shape, offset, part.shape, strict=True):
+        index = index.unsqueeze(-1) * size + torch.arange(first, first + count, device=part.device)
+    return index
 
 
 def _normal(index: torch.Tensor, stream: int) -> torch.Tensor:
@@ -95,12 +110,23 @@ def _normal(index: torch.Tensor, stream: int) -> torch.Tensor:
     Vectorized logarithms may differ in the last bit with the position in a tensor. Computed in float64, this does not show in
     float32.
     """
-    bits = index.mul_(INCREMENT).add_(stream)
-    for shift, factor in ((30, FIRST_FACTOR), (27, SECOND_FACTOR), (31, 1)):
-        bits = bits.bitwise_xor_(_shifted(bits, shift)).mul_(factor)
+    bits = _bits(index, stream)
     radius = (_shifted(bits, 32).double() + 1).mul_(2**-32).log_().mul_(-2).sqrt_()
     angle = (bits & 0xFFFFFFFF).double().mul_(2 * math.pi * 2**-32)
     return radius.mul_(angle.cos_())
+
+
+def _uniform(index: torch.Tensor, stream: int) -> torch.Tensor:
+    """Return float64 numbers, uniform between 0 and 1, at the positions `index` (int64) of a stream."""
+    return _shifted(_bits(index, stream), 32).double().mul_(2**-32)
+
+
+def _bits(index: torch.Tensor, stream: int) -> torch.Tensor:
+    """Return 64 random bits, as int64, for each position, in the memory of `index`."""
+    bits = index.mul_(INCREMENT).add_(stream)
+    for shift, factor in ((30, FIRST_FACTOR), (27, SECOND_FACTOR), (31, 1)):
+        bits = bits.bitwise_xor_(_shifted(bits, shift)).mul_(factor)
+    return bits
 
 
 def _shifted(bits: torch.Tensor, count: int) -> torch.Tensor:

@@ -60,7 +60,9 @@ class Activations:
         mtp_bytes = mtp_layers * (mtp_layer_bytes + 4 * self.residual_bytes)
         logit_bytes = (1 + mtp_layers) * self._logit_bytes() if is_last else 0
         # The logits are gone when the first layer is computed again.
-        transient_bytes = max(logit_bytes, recomputed_bytes + self._expert_backward_bytes())
+        mixer_numbers = max((COSTS[mixer].recomputed(self.model) for mixer in mixers), default=0)
+        mixer_bytes = 4 * mixer_numbers // parallel.tensor * self.tokens
+        transient_bytes = max(logit_bytes, recomputed_bytes + max(self._expert_backward_bytes(), mixer_bytes))
         return int(kept_bytes * max(1, in_flight)) + mtp_bytes + transient_bytes + self._deferred_gradient_bytes(pipeline_rank)
 
     @functools.cached_property

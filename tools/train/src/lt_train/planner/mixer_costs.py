@@ -8,7 +8,10 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from lt_shared.models.architecture import Architecture
-from lt_shared.models.architecture.sizes import ATTENTION, LATENT_ATTENTION
+from lt_shared.models.architecture.sizes import ATTENTION, GATED_DELTA, LATENT_ATTENTION
+
+# Tokens of a chunk of the gated delta rule (`lt_train.ops.gated_delta_rule`).
+CHUNK = 64
 
 
 class Setting(NamedTuple):
@@ -25,13 +28,15 @@ class MixerCosts(NamedTuple):
 
     `whole_weights` counts the weights that every tensor-parallel rank holds whole, `split_vectors` the biases and other vectors
     that the ranks split. In numbers per token, on all tensor-parallel ranks together, `activations` counts the activations kept
-    for the backward pass, and `operands` the operands of the weight gradients' GEMMs without the hidden states.
+    for the backward pass, and `operands` the operands of the weight gradients' GEMMs without the hidden states. `recomputed`
+    counts the float32 numbers that the backward pass of the mixer computes again, which only one layer has at a time.
     """
 
     whole_weights: Callable[[Architecture], int]
     split_vectors: Callable[[Architecture], int]
     activations: Callable[[Architecture, Setting], int]
     operands: Callable[[Architecture], int]
+    recomputed: Callable[[Architecture], int] = lambda model: 0
 
 
 def _zero(model: Architecture) -> int:
@@ -49,7 +54,9 @@ def _attention_activations(model: Architecture, setting: Setting) -> int:
     # Ranks that share a query group each hold its key and value.
     keys = model.kv_size * max(1, setting.tensor_ranks // model.num_query_groups)
     rotates_all = model.rotary_channels == model.kv_channels
-    return _count_activations(model, setting, model.query_size + 2 * keys, 2 * keys, model.query_size + keys, rotates_all)
+    # The gates, the copy of the others without them, and the product.
+    gates = 2 * model.query_size + 2 * keys + model.value_size if model.attention_output_gate else 0
+    return gates + _count_activations(model, setting, model.query_size + 2 * keys, 2 * keys, model.query_size + keys, rotates_all)
 
 
 def _latent_attention_activations(model: Architecture, setting: Setting) -> int:
@@ -79,7 +86,8 @@ def _count_activations(
 
 
 def _attention_operands(model: Architecture) -> int:
-    return model.query_size + 2 * model.kv_size + model.value_size
+    gates = model.query_size if model.attention_output_gate else 0
+    return model.query_size + gates + 2 * model.kv_size + model.value_size
 
 
 def _latent_projections(model: Architecture) -> int:
@@ -88,7 +96,37 @@ def _latent_projections(model: Architecture) -> int:
     return model.hidden_size * ((latent.q_lora_rank or 0) + latent.kv_lora_rank + latent.qk_pos_emb_head_dim)
 
 
+def _gated_delta_vectors(model: Architecture) -> int:
+    assert model.gated_delta is not None
+    return 2 * model.gated_delta.linear_num_value_heads
+
+
+def _gated_delta_kept(model: Architecture, setting: Setting) -> int:
+    """The outputs of the first projection and inputs of the second; all between them is computed again."""
+    delta = model.gated_delta
+    assert delta is not None
+    return delta.projected_size + delta.value_size
+
+
+def _gated_delta_matrices(model: Architecture) -> int:
+    """The matrices between a chunk's tokens, the state before each chunk, and keys and values in several forms.
+
+    Measured: 4 to 15% less, without the gradients.
+    """
+    delta = model.gated_delta
+    assert delta is not None
+    keys, values = delta.linear_key_head_dim, delta.linear_value_head_dim
+    return delta.linear_num_value_heads * (5 * CHUNK + 5 * values + 6 * keys + keys * values // CHUNK)
+
+
+def _gated_delta_operands(model: Architecture) -> int:
+    delta = model.gated_delta
+    assert delta is not None
+    return delta.projected_size + delta.value_size
+
+
 COSTS = {
     ATTENTION: MixerCosts(_zero, _attention_vectors, _attention_activations, _attention_operands),
     LATENT_ATTENTION: MixerCosts(_latent_projections, _zero, _latent_attention_activations, _attention_operands),
+    GATED_DELTA: MixerCosts(_zero, _gated_delta_vectors, _gated_delta_kept, _gated_delta_operands, _gated_delta_matrices),
 }

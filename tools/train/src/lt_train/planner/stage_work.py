@@ -13,6 +13,7 @@ from typing import Self
 
 from lt_shared.models.architecture import Architecture
 from lt_shared.models.architecture.flops import scored_pairs
+from lt_shared.models.architecture.mixers import MIXERS
 from lt_train.config.run_config import RunConfig
 from lt_train.config.settings.memory import Recompute
 from lt_train.config.settings.parallelism import ZERO_BUBBLE, Parallelism
@@ -78,10 +79,12 @@ def model_work(model: Architecture, seq_length: int, recompute: Recompute | None
 def _layer_work(model: Architecture, seq_length: int, layer: int, more_weights: int, repeats: bool) -> Work:
     """Count a layer's work as `Architecture.flops_per_token` does: attention over the causal half, and twice as much backward.
 
-    Attention has no weights. `more_weights` are added to the layer's; with `repeats` the forward pass is computed twice.
+    Attention and a recurrent state have no weights. `more_weights` are added to the layer's; with `repeats` the forward pass is
+    computed twice.
     """
     weights = model.mixer_weights(layer) + model.mlp_weights(layer, model.moe_router_topk) + more_weights
     attention = (model.query_size + model.value_size) * scored_pairs(model, layer, seq_length) / seq_length
+    attention += 2 * MIXERS[model.mixer(layer)].products(model)
     forward = 2 * weights + attention
     return Work(forward, forward + attention + (forward if repeats else 0), 2 * weights)
 

@@ -4,7 +4,7 @@
 |---|---|---|---|---|
 | CONTINUE | 75 saved, busy; 76 hung, wrong | hung is started again | the job is put back into the queue | all pods start again |
 | RESTART | 69, 70, 74; 128 + a signal | is started again | the step is started again within the job | all pods start again |
-| NEVER | 0 and all others | ends | the job ends | the job ends |
+| NEVER | 0, 141 closed stdout, and all others | ends | the job ends | the job ends |
 
 A node starts again even if only another node knows the reason: if a rank is killed, the other ranks end with 74, because a
 connection was closed. --max-restarts starts ranks on the same machine. So if a rank computes wrong, the run ends with 76, and
@@ -43,6 +43,8 @@ def policy(code: int) -> Policy:
     """Return the policy for the exit code `code`."""
     if code in CONTINUED:
         return Policy.CONTINUE
+    if code == ExitCode.BROKEN_PIPE:
+        return Policy.NEVER
     return Policy.RESTART if code in FAILED or code > SIGNALLED else Policy.NEVER
 
 

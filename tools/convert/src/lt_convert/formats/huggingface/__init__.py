@@ -37,6 +37,8 @@ ADAPTER = "adapter_config.json"
 # Named so that no loader looks at it: vLLM reads each *.safetensors of a directory without an index.
 PADDING_FILE = "lt-convert.padding"
 FORMER_PADDING_FILE = "padding.safetensors"
+# The types whose published files stack the experts of a layer; mistral3 is Mistral 4 with a vision tower.
+_STACKED_TYPES = ("gpt_oss", "mistral4", "mistral3")
 _FUSED_EXPERTS = re.compile(r"(?P<layer>.*\.layers\.\d+\.mlp\.)experts\.(?P<part>gate_up_proj|down_proj)")
 _ROUTER = re.compile(r"(?P<layer>.*\.layers\.\d+\.)mlp\.gate\.weight")
 # Mixtral's names in published files: of the module, and of gate, up and down projections.
@@ -164,10 +166,10 @@ def _split_fused_experts(tensors: Mapping[str, Tensor], model_type: str, origin:
     """Split the experts of a layer, if one tensor holds them all, into the tensors of the published files.
 
     transformers 5 has them fused in memory. `save_pretrained` splits them, unless it is called with `save_original_format=False`
-    or writes the slices of ranks (`distributed_checkpoint=True`). gpt-oss is published fused. Raises BadData for shapes that do
-    not fit.
+    or writes the slices of ranks (`distributed_checkpoint=True`). gpt-oss is published fused, and so is Mistral 4. Raises BadData
+    for shapes that do not fit.
     """
-    if model_type == "gpt_oss" or not any(_FUSED_EXPERTS.fullmatch(name) for name in tensors):
+    if model_type in _STACKED_TYPES or not any(_FUSED_EXPERTS.fullmatch(name) for name in tensors):
         return dict(tensors)
     is_mixtral = model_type == "mixtral"
     gate, up, down = _MIXTRAL_PARTS if is_mixtral else _EXPERT_PARTS

@@ -98,6 +98,11 @@ def open_source(directory: str, files: Files, stored_format: Format = MEGATRON_D
     unknown = [key for key in contents.objects if not _STATE.fullmatch(key)]
     if unknown:
         raise BadData(f"{directory}: this model has no {abbreviated(unknown)}", "the model family is another one")
+    if architecture.gated_delta and any(name.endswith(".self_attention.out_norm.weight") for name in tensors):
+        raise BadData(
+            f"{directory}: has megatron-core's gated delta layers, whose out_norm multiplies by 1 + weight as nowhere else",
+            "export it with the program that wrote it",
+        )
     canonical = family.to_canonical(table, model, tensors, directory)
     tokenizer = _tokenizer(directory, names, saved, files)
     return Source(

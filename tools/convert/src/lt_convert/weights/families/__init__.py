@@ -16,13 +16,17 @@ from lt_convert.weights.families.hunyuan import HUNYUAN_V1_DENSE, HUNYUAN_V1_MOE
 from lt_convert.weights.families.llama import LLAMA
 from lt_convert.weights.families.minimax_m2 import MINIMAX_M2
 from lt_convert.weights.families.ministral3 import MINISTRAL3
+from lt_convert.weights.families.mistral4 import MISTRAL4
 from lt_convert.weights.families.mixtral import MIXTRAL
 from lt_convert.weights.families.olmo import OLMO, OLMO1, OLMOE
+from lt_convert.weights.families.olmo_hybrid import OLMO_HYBRID
 from lt_convert.weights.families.phi3 import PHI3
 from lt_convert.weights.families.qwen2 import QWEN2
 from lt_convert.weights.families.qwen2_moe import QWEN2_MOE
 from lt_convert.weights.families.qwen3 import QWEN3
+from lt_convert.weights.families.qwen3_5 import QWEN3_5, QWEN3_5_MOE
 from lt_convert.weights.families.qwen3_moe import QWEN3_MOE
+from lt_convert.weights.families.qwen3_next import QWEN3_NEXT
 from lt_convert.weights.families.smollm3 import SMOLLM3
 from lt_convert.weights.mapping import Family
 from lt_shared.console import BadData
@@ -43,6 +47,11 @@ FAMILIES = {
     "mixtral": MIXTRAL,
     "qwen2_moe": QWEN2_MOE,
     "qwen3_moe": QWEN3_MOE,
+    "qwen3_next": QWEN3_NEXT,
+    "qwen3_5_text": QWEN3_5,
+    "qwen3_5": QWEN3_5,
+    "qwen3_5_moe_text": QWEN3_5_MOE,
+    "qwen3_5_moe": QWEN3_5_MOE,
     "phi3": PHI3,
     "granite": GRANITE,
     "granitemoe": GRANITE4,
@@ -54,6 +63,7 @@ FAMILIES = {
     "olmo2": OLMO,
     "olmo3": OLMO,
     "olmoe": OLMOE,
+    "olmo_hybrid": OLMO_HYBRID,
     "minimax_m2": MINIMAX_M2,
     "seed_oss": QWEN2,
     "smollm3": SMOLLM3,
@@ -76,6 +86,7 @@ FAMILIES = {
     "deepseek_v3": DEEPSEEK,
     "kimi_k2": DEEPSEEK,
     "glm4_moe_lite": DEEPSEEK,
+    "mistral4": MISTRAL4,
     "glm4_moe": GLM4_MOE,
     "dots1": GLM4_MOE,
 }

@@ -13,7 +13,8 @@ _SHARED_GATE, _SHARED_UP, _SHARED_DOWN = (f"{_SHARED}.{name}_proj.weight" for na
 _GATE = f"{_SHARED}_gate.weight"
 
 
-def shapes(architecture: Architecture) -> Mapping[str, Shape]:
+def experts(architecture: Architecture) -> dict[str, Shape]:
+    """The tensors of router, experts and the shared expert with its gate."""
     hidden, width = architecture.hidden_size, architecture.moe_shared_expert_intermediate_size or 0
     routed = {name: shape for name, shape in expert_layers.expert_shapes(architecture, LAYER).items() if ".shared_" not in name}
     shared: dict[str, Shape] = {
@@ -22,15 +23,22 @@ def shapes(architecture: Architecture) -> Mapping[str, Shape]:
         _SHARED_DOWN: (hidden, width),
         _GATE: (1, hidden),
     }
+    return routed | shared
+
+
+def shapes(architecture: Architecture) -> Mapping[str, Shape]:
     biases = qwen2.biases(architecture) if architecture.add_qkv_bias else {}
-    return llama.decoder(architecture, llama.attention(architecture) | biases | routed | shared)
+    return llama.decoder(architecture, llama.attention(architecture) | biases | experts(architecture))
 
 
-_ADDED: Table = {
-    f"{MEGATRON_LAYER}self_attention.linear_qkv.bias": QueryGroups(qwen2.QUERY_BIAS, qwen2.KEY_BIAS, qwen2.VALUE_BIAS),
+SHARED_EXPERTS: Table = {
     f"{MEGATRON_LAYER}mlp.shared_experts.linear_fc1.weight": Rows(_SHARED_GATE, _SHARED_UP),
     f"{MEGATRON_LAYER}mlp.shared_experts.linear_fc2.weight": Rows(_SHARED_DOWN),
     f"{MEGATRON_LAYER}mlp.shared_experts.gate_weight": Rows(_GATE),
+}
+_ADDED: Table = {
+    f"{MEGATRON_LAYER}self_attention.linear_qkv.bias": QueryGroups(qwen2.QUERY_BIAS, qwen2.KEY_BIAS, qwen2.VALUE_BIAS),
+    **SHARED_EXPERTS,
 }
 QWEN2_MOE = Family(
     name="qwen2_moe",

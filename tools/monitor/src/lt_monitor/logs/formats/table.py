@@ -387,7 +387,7 @@ PARSERS: tuple[tuple[Parser, tuple[bytes, ...]], ...] = (
 )
 
 # Of the first lines of steps that have many (`many_line_steps`).
-HEADS = (b"[Rank 0] step=", b" [step=", b"\t[step=", b"[batch=", b"[token=", b"[sample=", b"===== Step ")
+HEADS = (b"[Rank 0] step=", b" [step=", b"\t[step=", b"[batch=", b"[token=", b"[sample=", b"===== Step ", b" Train step ")
 
 
 def keywords() -> dict[bytes, list[int]]:

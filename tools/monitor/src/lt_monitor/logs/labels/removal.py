@@ -25,7 +25,7 @@ SAMPLE_BYTES = 1 << 12
 # After so many bytes without labels, one sample per 128 KiB is examined, but at least two.
 BARE_BYTES = 1 << 20
 BARE_BYTES_PER_SAMPLE = 1 << 17
-# The shapes of labels are examined once in so many bytes, and in small blocks.
+# If no label was recognised by its shape for long, shapes are examined once in so many bytes, and in small blocks.
 BARE_BYTES_PER_SHAPE = 1 << 24
 SMALL_BYTES = 1 << 14
 MINIMUM_SAMPLES = 2
@@ -124,7 +124,9 @@ class LabelRemoval:
         # By layer: the kind of column label of this log, and its names.
         self._columns: dict[str, list[str]] = state.get("columns", {})
         self._bare_bytes = 0
-        self._next_shapes = 0
+        # By layer: the bytes since a label was last recognised by its shape, and how many they are at the next examination.
+        self._shapeless_bytes: dict[int, int] = {}
+        self._next_shapes: dict[int, int] = {}
 
     def to_record(self) -> Record:
         return {"columns": self._columns}
@@ -134,6 +136,11 @@ class LabelRemoval:
 
         With a `selection`, the text may hold only the lines that it selects.
         """
+        unlabelled = self._remove(block, selection)
+        self._bare_bytes = 0 if unlabelled is not None else self._bare_bytes + len(block)
+        return unlabelled
+
+    def _remove(self, block: bytes, selection: LineSelection | None) -> UnlabelledBlock | None:
         layers: list[Layer] = []
         text = block
         while len(layers) < MAXIMUM_LAYERS and (label := self._recognise(runs := self._samples(text), len(layers), text)):
@@ -146,7 +153,6 @@ class LabelRemoval:
                 break
             layers.append(layer)
             text = layer.text
-        self._bare_bytes = 0 if layers else self._bare_bytes + len(block)
         return UnlabelledBlock(layers) if layers else None
 
     def _remove_from_excerpt(
@@ -176,7 +182,6 @@ class LabelRemoval:
             if layer is not None:
                 layers.append(layer)
                 text = layer.text
-        self._bare_bytes = 0
         return UnlabelledBlock(layers, excerpt, outer)
 
     def _samples(self, block: bytes) -> list[list[bytes]]:
@@ -199,7 +204,7 @@ class LabelRemoval:
         if any(map(prefixes.is_foreign, kinds)) or (kinds and any(holds_envelopes)):
             spellings = prefixes.spellings(line[:end] for line, end in zip(lines, ends, strict=True))
             return Label(functools.partial(_without_prefixes, kinds=kinds, spellings=spellings))
-        return self._column(runs, ends, depth, kinds, block) or self._margin(lines, ends, len(block))
+        return self._column(runs, ends, depth, kinds, block) or self._margin(lines, ends, depth, len(block))
 
     def _column(
         self, runs: list[list[bytes]], label_ends: list[int], depth: int, native: frozenset[int], block: bytes
@@ -230,11 +235,13 @@ class LabelRemoval:
         unlabelled = columns.lines_with(kind, frozenset(names)).sub(b"\n", b"\n" + text)[1:]
         return None if unlabelled == text else Layer(text, unlabelled, None, lambda line: columns.read(kind, line))
 
-    def _margin(self, lines: list[bytes], label_ends: list[int], size: int) -> Label | None:
+    def _margin(self, lines: list[bytes], label_ends: list[int], depth: int, size: int) -> Label | None:
         """Recognise a label by its shape alone. In `lines`, the labels that `Line` reads itself end at `label_ends`."""
-        if size > SMALL_BYTES and BARE_BYTES < self._bare_bytes < self._next_shapes:
+        shapeless_bytes = self._shapeless_bytes.get(depth, 0)
+        self._shapeless_bytes[depth] = shapeless_bytes + size
+        if size > SMALL_BYTES and BARE_BYTES < shapeless_bytes < self._next_shapes.get(depth, 0):
             return None
-        self._next_shapes = self._bare_bytes + BARE_BYTES_PER_SHAPE
+        self._next_shapes[depth] = shapeless_bytes + BARE_BYTES_PER_SHAPE
         margin = margins.recognise(lines)
         # The formats read lines behind one label in brackets as they are.
         if margin is None or (margin.kinds == ("bracket",) and any(line[:1] == b"[" for line in lines)):
@@ -243,6 +250,7 @@ class LabelRemoval:
         matches = ((pattern.match(b"\n" + line), end) for line, end in zip(lines, label_ends, strict=True))
         if all(match is None or match.end() - 1 <= end for match, end in matches):
             return None
+        self._shapeless_bytes[depth] = 0
         return Label(functools.partial(_without_margin, margin=margin, pattern=pattern))
 
 

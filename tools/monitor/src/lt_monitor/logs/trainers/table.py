@@ -3,13 +3,13 @@
 from lt_monitor.logs.line_parsers import Parser
 from lt_monitor.logs.trainers import (
     arctic_training,
-    areal,
     composer,
     levanter,
     litgpt,
     maxtext,
     mlx,
     olmo,
+    openrlhf,
     prime_rl,
     slime,
     torchtune,
@@ -28,7 +28,8 @@ TUNING_PARSERS: tuple[tuple[Parser, tuple[bytes, ...]], ...] = (
     (slime.step, (b": {'train/",)),
     (prime_rl.step, (b" | Loss: ",)),
     (arctic_training.step, (b" | iter time: ",)),
-    (areal.step, (b" Train step ",)),
+    (openrlhf.step, (b"Global step ",)),
+    (openrlhf.bar, (b"Train step of epoch ",)),
 )
 
 OTHER_EVENTS: tuple[tuple[Parser, tuple[bytes, ...]], ...] = (

@@ -15,7 +15,7 @@ numbers, indentation. English takes 0.4 ns per byte this way; a loop over charac
 
 import numpy as np
 
-from lt_preprocess.compiler.intrinsics import load8, load64, signed, store64, trailing_zeros
+from lt_preprocess.compiler.intrinsics import load8, load64, store64, trailing_zeros
 from lt_preprocess.compiler.jit import inner
 from lt_preprocess.compiler.simd import BLOCK_BYTES, character_masks
 from lt_preprocess.tokenizers.bpe.blocks import (
@@ -24,7 +24,6 @@ from lt_preprocess.tokenizers.bpe.blocks import (
     INDENTS_BEFORE,
     LAST,
     LETTERS_BEFORE,
-    NEXT_WORD,
     NO_STARTS,
     NUMBERS_BEFORE,
     ONE,
@@ -41,12 +40,10 @@ from lt_preprocess.tokenizers.bpe.blocks import (
 from lt_preprocess.tokenizers.bpe.blocks import STATE_SIZE as STATE_SIZE
 from lt_preprocess.tokenizers.bpe.cased_blocks import word_starts_by_case as word_starts_by_case
 from lt_preprocess.tokenizers.bpe.cased_blocks import word_starts_by_script as word_starts_by_script
-from lt_preprocess.tokenizers.bpe.character_classes import LETTER, NEWLINE, NUMBER, SPACE
+from lt_preprocess.tokenizers.bpe.character_classes import LETTER, NUMBER, SPACE
 from lt_preprocess.tokenizers.bpe.characters import class_at, contraction_end, is_white_space, width
 from lt_preprocess.tokenizers.bpe.deepseek_blocks import word_starts_in_three_splits as word_starts_in_three_splits
-from lt_preprocess.tokenizers.pattern_codes import GPT2, QWEN2
-
-_BLANK, _APOSTROPHE = ord(" "), ord("'")
+from lt_preprocess.tokenizers.pattern_codes import GPT2, QWEN2, STARCODER
 
 
 @inner
@@ -101,11 +98,28 @@ def _with_contractions(at: int, end: int, starts: np.uint64, apostrophes: np.uin
 
 
 @inner
+def _number_follows(at: int, end: int, classes: int, lasts: np.uint64, numbers: np.uint64, wide: np.uint64) -> np.uint64:
+    """Of the block's white space that is the last of its run, what a number follows."""
+    next_block = at + BLOCK_BYTES
+    followed = lasts & numbers >> ONE
+    if next_block < end and load8(next_block) & 0xC0 != 0x80 and class_at(next_block, classes) == NUMBER:
+        followed |= lasts & ONE << LAST
+    wide_lasts = lasts & wide
+    while wide_lasts:
+        bit = trailing_zeros(wide_lasts)
+        wide_lasts &= wide_lasts - ONE
+        following = at + bit + width(load8(at + bit))
+        if following < end and class_at(following, classes) == NUMBER:
+            followed |= ONE << np.uint64(bit)
+    return followed
+
+
+@inner
 def word_starts(pattern: int, at: int, end: int, classes: int, state: int) -> np.uint64:
     """Return the mask of word starts in the block at `at`; the first byte has the lowest bit, and bits after the end are 0.
 
-    For GPT-2, Llama 3, Qwen 2 and similar patterns. The other patterns' code is separate, so that a tokenizer does not wait for
-    the compilation of every pattern. Addresses: `at` and `end` of valid UTF-8 with PADDING_BYTES after it; `classes` of
+    For GPT-2, StarCoder, Llama 3, Qwen 2 and similar patterns. The other patterns' code is separate, so that a tokenizer does not
+    wait for the compilation of every pattern. Addresses: `at` and `end` of valid UTF-8 with PADDING_BYTES after it; `classes` of
     `character_classes.table`; `state` of STATE_SIZE uint64, zero at the start of a text.
     """
     letters, numbers, spaces, newlines, blanks, apostrophes, wide, tails = character_masks(at)
@@ -140,11 +154,18 @@ def word_starts(pattern: int, at: int, end: int, classes: int, state: int) -> np
     after_others = shifted(others, state + OTHERS_BEFORE)
     # No branch per word: a regular expression engine, like a loop over characters, spends most of its time on branches that the
     # processor cannot predict.
-    if pattern == GPT2:
+    if (pattern == GPT2) | (pattern == STARCODER):
         # A run of letters, numbers or others is a word, together with a blank before it. Of a run of white space, the last
         # character stands alone unless it is such a blank or the text ends.
-        runs = (letters & ~after_letters) | (numbers & ~after_numbers) | (others & ~after_others)
+        runs = (letters & ~after_letters) | (others & ~after_others)
+        if pattern == GPT2:
+            runs |= numbers & ~after_numbers
+        else:
+            # To StarCoder's second split a piece between numbers is a text: white space before a number is one word.
+            lasts &= ~_number_follows(at, end, classes, lasts, numbers, wide)
         starts = (spaces & ~shifted(spaces, state + SPACES_BEFORE)) | lasts | (runs & ~after_blanks)
+        if pattern == STARCODER:
+            starts |= numbers & ~tails
         starts = (starts & ~forbidden) | forced
         return _with_contractions(at, end, starts, apostrophes & starts, 0, state) & valid
     # Llama 3: a run of letters is a word, with the one space (no line break) or single other character before it. Numbers are cut
@@ -173,55 +194,3 @@ def word_starts(pattern: int, at: int, end: int, classes: int, state: int) -> np
         starts |= after_line_breaks(at, end, classes, indented, indents, newlines, state)
     starts = (starts & ~forbidden) | forced
     return _with_contractions(at, end, starts, apostrophes & starts, 0x20, state) & valid
-
-
-@inner
-def _white_space_end(start: int, end: int, classes: int) -> int:
-    """The end of a run of white space. GPT-2's pattern treats line breaks as white space."""
-    at, last = start, start
-    while at < end and is_white_space(at, classes):
-        last = at
-        at += width(load8(at))
-    # To the second split, a piece between numbers is a whole text: all white space before a number is one word, as at the end of
-    # a text.
-    return at if at == end or last == start or class_at(at, classes) == NUMBER else last
-
-
-@inner
-def _starcoder_word_end(start: int, end: int, classes: int) -> int:
-    """The address at which the word that starts at `start` ends; more than `start` and at most `end`."""
-    kind = class_at(start, classes)
-    second = start + width(load8(start))
-    if kind == NUMBER:
-        return second
-    if load8(start) == _APOSTROPHE:
-        stop = contraction_end(start, end, 0)
-        if stop > start:
-            return stop
-    at = start
-    if load8(start) == _BLANK and second < end:
-        kind = class_at(second, classes)
-        at = second
-    if NUMBER <= kind <= NEWLINE:
-        return _white_space_end(start, end, classes)
-    if kind >= LETTER:
-        while at < end and class_at(at, classes) >= LETTER:
-            at += width(load8(at))
-        return at
-    while at < end and class_at(at, classes) < NUMBER:
-        at += width(load8(at))
-    return at
-
-
-@inner
-def word_starts_in_two_splits(pattern: int, at: int, end: int, classes: int, state: int) -> np.uint64:
-    """`word_starts` for StarCoder."""
-    word = signed(load64(state + NEXT_WORD))
-    if word == 0:
-        word = at
-    starts = ZERO
-    while word < min(at + BLOCK_BYTES, end):
-        starts |= ONE << np.uint64(word - at)
-        word = _starcoder_word_end(word, end, classes)
-    store64(state + NEXT_WORD, np.uint64(word))
-    return starts

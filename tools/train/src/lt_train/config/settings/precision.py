@@ -174,6 +174,8 @@ def _check_fp8(
             "--fp8-recipe delayed: scales of earlier steps are TransformerEngine's, whose layers lt-train does not have",
             "use --fp8-recipe tensorwise, which is as fast",
         )
+    if architecture.gated_delta:
+        yield BadConfig(f"fp8 in the gated delta layers of {architecture.name} is not supported", "drop --fp8-format")
     ways = parallelism.tensor
     sizes = {
         "hidden size": architecture.hidden_size,

@@ -6,8 +6,9 @@ heads, before or behind the rotation; biases; RoPE in every channel or in some, 
 and soft caps (`mixers/core_attention.py`, `mixers/flash_attention.py`).
 
 The weights have megatron-core's names: `linear_qkv` [groups x (heads per group + 2) x d, h], with the queries of a group before
-its key and value, and `linear_proj` [h, heads x d]. If there are more tensor-parallel ranks than groups, the ranks that share a
-group exchange the output of `linear_qkv` (`lt_train.parallel.query_groups`).
+its key and value, and `linear_proj` [h, heads x d]. With output gates (Qwen3-Next), the gates of a group lie between its queries
+and its key. If there are more tensor-parallel ranks than groups, the ranks that share a group exchange the output of `linear_qkv`
+(`lt_train.parallel.query_groups`).
 """
 
 import functools
@@ -19,7 +20,6 @@ from megatron.core.transformer.module import MegatronModule
 from torch import Tensor
 
 from lt_shared.models.architecture import Architecture
-from lt_shared.models.rope_scaling import YarnScaling
 from lt_train.models import recomputation
 from lt_train.models.linear import Input, Linears, Outputs
 from lt_train.models.mixers import rope
@@ -59,20 +59,19 @@ class Attention(MegatronModule):  # type: ignore[misc]
         self.magnitude = rope.rotated_magnitude(architecture)
         self.limit = architecture.clip_qkv
         self.normalizes_rotated = architecture.qk_layernorm_after_rope
-        self.temperature: tuple[float, int] | None = None
-        if architecture.query_temperature_beta and isinstance(architecture.rope_scaling, YarnScaling):
-            self.temperature = architecture.query_temperature_beta, architecture.rope_scaling.original_max_position_embeddings
+        self.temperature = rope.QueryTemperature.of(architecture)
         self.recomputes_core = recomputation.is_chosen(config, "core_attn")
+        self.has_output_gate = architecture.attention_output_gate
         # The order of the submodules determines the order in megatron-core's gradient buffers and optimizer states.
         self.core_attention = core_attention
         self.linear_proj = linears.row(
             heads * self.head_size,
             config.hidden_size,
             bias=config.add_bias_linear,
-            source=Input.ACTIVATION if self.recomputes_core else Input.SAVED,
+            source=Input.ACTIVATION if self.recomputes_core or self.has_output_gate else Input.SAVED,
             norm_behind=architecture.norm_placement != "pre",
         )
-        outputs = (heads + 2 * groups) * self.head_size
+        outputs = (heads * (2 if self.has_output_gate else 1) + 2 * groups) * self.head_size
         self.linear_qkv = linears.column(config.hidden_size, outputs, bias=config.add_bias_linear or config.add_qkv_bias)
         self.q_layernorm, self.k_layernorm = None, None
         if architecture.qk_layernorm:
@@ -89,15 +88,26 @@ class Attention(MegatronModule):  # type: ignore[misc]
         mixed, _ = self.linear_qkv(hidden_states)
         if self.shared_heads is not None:
             mixed = query_groups.gather_group(mixed, self.shared_heads, self.head_size)
+        gates = None
+        if self.has_output_gate:
+            mixed, gates = self._split_off_gates(mixed)
         if self.limit is not None:
             mixed = mixed.clamp(-self.limit, self.limit)
         query, key, value = self._heads(mixed, angles)
         if self.temperature is not None:
-            factors = rope.query_temperatures(*self.temperature, documents, len(query), query.device)
-            query = query if factors is None else query * factors.to(query.dtype)
+            query = self.temperature.scale(query, documents)
         is_recomputed = self.recomputes_core and self.training
         mixed = recomputation.compute(self.core_attention, is_recomputed, query, key, value, documents)
+        if gates is not None:
+            mixed = compiled(_gate)(mixed, gates)
         return self.linear_proj(mixed)  # type: ignore[no-any-return]
+
+    def _split_off_gates(self, mixed: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the rows of queries, keys and values as without gates, and the gates [s, b, heads x d]."""
+        queries = self.group_heads * self.head_size
+        of_groups = mixed.view(*mixed.shape[:-1], self.groups, -1)
+        query, gates, both = torch.split(of_groups, [queries, queries, 2 * self.head_size], dim=-1)
+        return torch.cat((query, both), dim=-1).flatten(-2), gates.flatten(-2)
 
     def _heads(self, mixed: Tensor, angles: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         """Return the local queries [s, b, heads, d], keys and values [s, b, groups, d]."""
@@ -138,6 +148,10 @@ class Attention(MegatronModule):  # type: ignore[misc]
             mixed, *_cosines_and_sines(angles), self.groups, self.head_size, norms
         )
         return (*self._normalize(*heads[:2]), heads[2]) if self.normalizes_rotated else heads
+
+
+def _gate(mixed: Tensor, gates: Tensor) -> Tensor:
+    return mixed * gates.sigmoid()
 
 
 @functools.lru_cache(maxsize=2)

@@ -56,11 +56,14 @@ class LatentAttention(MegatronModule):  # type: ignore[misc]
         self.linear_kv_up_proj = linears.column(sizes.kv_lora_rank, heads * (sizes.qk_head_dim + sizes.v_head_dim), bias=False)
         self.core_attention = core_attention
         self.linear_proj = linears.row(architecture.value_size, hidden, bias=False)
+        self.temperature = rope.QueryTemperature.of(architecture)
         self.recomputes_core = recomputation.is_chosen(config, "core_attn")
 
     def forward(self, hidden_states: Tensor, documents: Tensor | None, angles: Tensor | None) -> Outputs:
         """Attend over `hidden_states`. `angles` is unused, because it is for whole heads; this layer computes its angles."""
         query, key, value = self._queries_keys_values(hidden_states)
+        if self.temperature is not None:
+            query = self.temperature.scale(query, documents)
         is_recomputed = self.recomputes_core and self.training
         mixed = recomputation.compute(self.core_attention, is_recomputed, query, key, value, documents)
         return self.linear_proj(mixed)[0], None

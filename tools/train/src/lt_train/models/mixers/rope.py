@@ -2,6 +2,7 @@
 
 import functools
 import math
+from typing import NamedTuple
 
 import torch
 from megatron.core import parallel_state
@@ -132,6 +133,26 @@ def local_positions(length: int, device: torch.device) -> torch.Tensor:
     ranks, rank = parallel_state.get_context_parallel_world_size(), parallel_state.get_context_parallel_rank()
     positions = torch.arange(length * ranks, device=device, dtype=torch.float32)
     return positions if ranks == 1 else sequence_share(positions, 0, rank, ranks)
+
+
+class QueryTemperature(NamedTuple):
+    """A temperature of queries that grows with the position: a query at position p is multiplied by
+    1 + `beta` log(1 + floor(p / `original`)) (Ministral 3, Mistral 4)."""
+
+    beta: float
+    original: int
+
+    @classmethod
+    def of(cls, architecture: Architecture) -> "QueryTemperature | None":
+        scaling = architecture.rope_scaling
+        if not architecture.query_temperature_beta or not isinstance(scaling, YarnScaling):
+            return None
+        return cls(architecture.query_temperature_beta, scaling.original_max_position_embeddings)
+
+    def scale(self, query: torch.Tensor, documents: torch.Tensor | None) -> torch.Tensor:
+        """Multiply `query` [s, b, heads, d] by the factors of this context-parallel rank's positions."""
+        factors = query_temperatures(self.beta, self.original, documents, len(query), query.device)
+        return query if factors is None else query * factors.to(query.dtype)
 
 
 @functools.lru_cache(maxsize=2)

@@ -4,6 +4,8 @@ Both have a learned factor, the softplus of a parameter, and a slope `beta` at z
 exponential, are constants that checkpoints store, as transformers' files do.
 """
 
+from typing import Any
+
 import torch
 from megatron.core.tensor_parallel import copy_to_tensor_model_parallel_region
 from megatron.core.transformer import TransformerConfig
@@ -30,10 +32,38 @@ class XIELU(torch.nn.Module):
         hidden = hidden if bias is None else hidden + bias
         # Every rank has other channels, so the backward pass sums the gradients of the parameters over the ranks.
         alphas = (copy_to_tensor_model_parallel_region(alpha) for alpha in (self.alpha_p, self.alpha_n))
-        return compiled(_xielu)(hidden, *alphas, self.beta, self.eps)
+        output: Tensor = _Function.apply(hidden, *alphas, self.beta, self.eps)  # type: ignore[no-untyped-call]
+        return output
+
+
+class _Function(torch.autograd.Function):
+    """It saves its input alone; autograd would save four tensors of that size."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, alpha_p: Tensor, alpha_n: Tensor, beta: Tensor, eps: Tensor) -> Tensor:
+        ctx.save_for_backward(x, alpha_p, alpha_n, beta, eps)
+        return compiled(_xielu)(x, alpha_p, alpha_n, beta, eps)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        gradients: Any = compiled(_gradients)
+        return (*gradients(gradient, *ctx.saved_tensors), None, None)
 
 
 def _xielu(x: Tensor, alpha_p: Tensor, alpha_n: Tensor, beta: Tensor, eps: Tensor) -> Tensor:
     positive = softplus(alpha_p) * x * x + beta * x
     negative = (torch.expm1(torch.minimum(x, eps)) - x) * (beta + softplus(alpha_n)) + beta * x
     return torch.where(x > 0, positive, negative)
+
+
+def _gradients(
+    gradient: Tensor, x: Tensor, alpha_p: Tensor, alpha_n: Tensor, beta: Tensor, eps: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the gradients of the input and of both parameters, which are summed in float32."""
+    is_positive = x > 0
+    exponential = torch.exp(x) * (x < eps)
+    slope = torch.where(is_positive, 2 * softplus(alpha_p) * x, (exponential - 1) * (beta + softplus(alpha_n))) + beta
+    by_factor = gradient * torch.where(is_positive, x * x, torch.expm1(torch.minimum(x, eps)) - x)
+    sums = (torch.where(mask, by_factor, 0.0).sum(dtype=torch.float32) for mask in (is_positive, ~is_positive))
+    of_alphas = [(total * alpha.float().sigmoid()).type_as(alpha) for total, alpha in zip(sums, (alpha_p, alpha_n), strict=True)]
+    return gradient * slope, of_alphas[0], of_alphas[1]

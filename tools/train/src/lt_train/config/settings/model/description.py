@@ -37,7 +37,12 @@ def describe(architecture: Architecture) -> list[str]:
 def _mixer_words(model: Architecture) -> list[str]:
     """Describe all kinds of mixers except the last. The other words describe the last kind."""
     *earlier, _ = model.mixers
-    return [f"{kind.replace('_', ' ')} in {len(model.mixers[kind])} of them" for kind in earlier]
+    words = [f"{kind.replace('_', ' ')} in {len(model.mixers[kind])} of them" for kind in earlier]
+    delta = model.gated_delta
+    if delta is not None:
+        keys = f"{delta.linear_num_key_heads} key heads of {delta.linear_key_head_dim}"
+        words.append(f"with {keys} and {delta.linear_num_value_heads} value heads of {delta.linear_value_head_dim}")
+    return words
 
 
 def _expert_words(model: Architecture) -> list[str]:
@@ -56,7 +61,8 @@ def _expert_words(model: Architecture) -> list[str]:
 def _head_words(model: Architecture) -> list[str]:
     latent = model.latent_attention
     if latent is None:
-        return [f"{model.num_attention_heads} heads of {model.kv_channels} in {model.num_query_groups} query groups"]
+        gates = " with output gates" if model.attention_output_gate else ""
+        return [f"{model.num_attention_heads} heads of {model.kv_channels} in {model.num_query_groups} query groups{gates}"]
     queries = "queries without a latent" if latent.q_lora_rank is None else f"latents of {latent.q_lora_rank} for queries"
     return [
         f"{model.num_attention_heads} heads of {latent.qk_head_dim} + {latent.qk_pos_emb_head_dim} rotated channels",

@@ -98,8 +98,8 @@ def changed_fields(options: dict[str, Any], base: Architecture, changes: Mapping
     return changes
 
 
-def layer_frequency(text: str) -> int | list[int]:
-    """Parse a number, or a list of 0 and 1 from lists with `+` and `*`. Raises BadConfig."""
+def layer_frequency(text: str, option: str = "moe_layer_freq") -> int | list[int]:
+    """Parse a number, or a list of 0 and 1 from lists with `+` and `*`. Raises BadConfig, naming `option`."""
     try:
         value = _value(ast.parse(text.strip(), mode="eval").body)
         if (isinstance(value, int) and value > 0) or (isinstance(value, list) and set(value) <= {0, 1}):
@@ -107,7 +107,8 @@ def layer_frequency(text: str) -> int | list[int]:
     except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError):
         pass
     raise BadConfig(
-        f"--moe-layer-freq {text!r:.80} is neither a number nor a list of 0 and 1", "write it like 1 or ([0]*3+[1]*58)"
+        f"--{option.replace('_', '-')} {text!r:.80} is neither a number nor a list of 0 and 1",
+        "write it like 1 or ([0]*3+[1]*58)",
     )
 
 
