@@ -18,6 +18,7 @@ from lt_shared.console import suggestions
         ("runn1/train.log", "did you mean run1?"),
         ("run2/", "did you mean run1?"),
         ("weights.bin", None),
+        ("crops.jsonl", None),
         ("nowhere/at/all", None),
         ("corpus.jsonl/x", None),
         ("zero\0byte", None),

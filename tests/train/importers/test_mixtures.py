@@ -205,7 +205,10 @@ def test_options_change_a_preset() -> None:
         (("--model", "tiny-deepseek-v3", "--v-head-dim", "8", "--kv-channels", "8"), "--kv-channels beside latent attention"),
         (("--model", "tiny-deepseek-v3", "--moe-layer-freq", "2"), "only first layers without experts are known here"),
         (("--model", "tiny-deepseek-v3", "--moe-layer-freq", "[0]+[1]*4"), "of 5 layers, and the model has 4"),
-        (("--model", "tiny-qwen3-moe", "--moe-router-enable-expert-bias"), "need sigmoid scores"),
+        (
+            ("--model", "tiny-qwen3-moe", "--moe-router-enable-expert-bias", "--moe-router-pre-softmax"),
+            "biases that balance experts with a softmax over all experts",
+        ),
     ],
 )
 def test_contradictions_are_refused(options: Sequence[str], message: str) -> None:

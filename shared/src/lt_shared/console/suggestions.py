@@ -16,11 +16,17 @@ _NUMBER = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,15})?)(?:e\+?([0-9]{1,2}))?([kmg
 
 
 def nearest(word: str, words: Collection[str]) -> str | None:
-    """Return the word of `words` that `word` most likely is meant to be, or None."""
-    from difflib import get_close_matches
+    """Return the word of `words` that `word` most likely is meant to be, or None.
 
-    alike = get_close_matches(word, words, n=1, cutoff=_MIN_LIKENESS)
-    return alike[0] if alike else None
+    The parts before the first dot have to be alike, too: `no.jsonl` is not meant to be `a.jsonl`.
+    """
+    from difflib import SequenceMatcher, get_close_matches
+
+    stem = word.partition(".")[0]
+    for alike in get_close_matches(word, words, n=5, cutoff=_MIN_LIKENESS):
+        if SequenceMatcher(None, stem, alike.partition(".")[0]).ratio() >= _MIN_LIKENESS:
+            return alike
+    return None
 
 
 def for_missing_file(path: str) -> str | None:

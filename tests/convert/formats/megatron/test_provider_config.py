@@ -151,7 +151,7 @@ def changed(stock: Path, tmp_path: Path, name: str, section: str, **fields: Any)
             "acme.MLP",
         ),
         ({"heterogeneous_block_specs": {"_target_": "acme.Blocks"}}, "heterogeneous_block_specs"),
-        ({"attention_output_gate": True}, "attention_output_gate is True"),
+        ({"attention_output_gate": True}, "attention_output_gate False, not True"),
         ({"final_logit_softcapping": 30.0}, "final_logit_softcapping is 30.0: it scales activations in a way that no other"),
         ({"mrope_section": [1, 1, 2]}, "mrope_section is .1, 1, 2.: it rotates positions in a way that no other format has"),
         ({"rotary_base_per_layer": {"_target_": "acme.Bases"}}, "rotary_base_per_layer"),

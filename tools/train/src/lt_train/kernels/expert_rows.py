@@ -261,7 +261,8 @@ def _sum(rows, chosen, result, width, rows_per_token, COLUMNS: tl.constexpr):  #
     total = tl.zeros([COLUMNS], dtype=tl.float32)
     for number in range(rows_per_token):
         row = tl.load(chosen + line * rows_per_token + number).to(tl.int64)
-        total += tl.load(rows + row * width + column, mask=inside & (row >= 0), other=0.0).to(tl.float32)
+        is_there = column < tl.where(row >= 0, width, 0)
+        total += tl.load(rows + row * width + column, mask=is_there, other=0.0).to(tl.float32)
     tl.store(result + line * width + column, total, mask=inside)
 
 
@@ -273,4 +274,5 @@ def _spread(tokens, chosen, result, width, rows_per_token, COLUMNS: tl.constexpr
     values = tl.load(tokens + line * width + column, mask=inside)
     for number in range(rows_per_token):
         row = tl.load(chosen + line * rows_per_token + number).to(tl.int64)
-        tl.store(result + row * width + column, values, mask=inside & (row >= 0))
+        # `inside & (row >= 0)` is an int32 in the interpreter of Triton 3.9, which its store refuses.
+        tl.store(result + row * width + column, values, mask=column < tl.where(row >= 0, width, 0))

@@ -257,7 +257,8 @@ class LeadingRun:
         group.begin(present, address, step)
         code: int = ExitCode.OK
         try:
-            code = self._code_of_all(ranks, group, config, self._nodes.rank_node(present, address))
+            local_node = self._nodes.rank_node(present, address)
+            code = self._code_of_all(ranks, group, config.to_json(), config.parallelism.world_size, local_node)
         except OthersFailed as failed:
             code = failed.code
         except RankKilled as error:
@@ -270,12 +271,12 @@ class LeadingRun:
                 crash_loop.add_failed_start(saving, crash_loop.fingerprint(config))
         return code
 
-    def _code_of_all(self, ranks: Ranks, group: Leader, config: RunConfig, local_node: Node) -> int:
+    def _code_of_all(self, ranks: Ranks, group: Leader, config: str, world_size: int, local_node: Node) -> int:
         def watch() -> None:
             group_attempt.check_others(group)
             self._ask_for_more(ranks, group, local_node.nodes)
 
-        code = ranks.run(config.to_json(), config.parallelism.world_size, True, local_node, watch)
+        code = ranks.run(config, world_size, True, local_node, watch)
         group_attempt.wait_for_others(group, code, watch)
         if code == ExitCode.TRY_AGAIN and group.lost:
             raise NodesLost

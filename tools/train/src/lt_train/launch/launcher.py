@@ -19,6 +19,7 @@ from lt_train.config.run_config import RunConfig
 from lt_train.config.settings import streaming
 from lt_train.config.settings.checkpointing import Checkpointing
 from lt_train.config.settings.data import Data, check_datasets
+from lt_train.config.settings.faults import Faults
 from lt_train.config.settings.reporting import Reporting
 from lt_train.config.settings.streaming import Streaming
 from lt_train.data import remote_datasets
@@ -77,7 +78,7 @@ def launch(config: RunConfig, resolve: elastic_run.Resolve | None = None) -> int
             "give --max-restarts to torchrun, or put the job back into the queue (lt-train render slurm)",
         )
     is_first = not (rank_env.rank if rank_env else node.node_rank if node else 0)
-    directory = _directory_of_elastic_run(config)
+    directory = _directory_of_elastic_run(config.faults, config.checkpointing, config.data.streaming)
     # Another node leads if the first one was lost and is back.
     is_first = is_first and not elastic_run.has_leader(directory)
     config = prepare(config, is_first)
@@ -124,14 +125,13 @@ def _check_min_nodes(min_nodes: int | None, rank_env: RankEnvironment | None, no
         raise BadConfig(f"--min-nodes {min_nodes}, and the job has {nodes} node(s)", f"--min-nodes {max(1, nodes - 1)}")
 
 
-def _directory_of_elastic_run(config: RunConfig) -> Path | None:
+def _directory_of_elastic_run(faults: Faults, checkpointing: Checkpointing, streams: Streaming | None) -> Path | None:
     """Return the run's directory if all nodes see it and any node may lead an elastic run, else None.
 
     The lines of a pipe reach the first node only.
     """
-    checkpointing, streams = config.checkpointing, config.data.streaming
     has_pipe = streams is not None and any(place and place.startswith(streaming.PIPE) for place in streams.lists)
-    if not config.faults.min_nodes or checkpointing.is_remote or checkpointing.directory is None or has_pipe:
+    if not faults.min_nodes or checkpointing.is_remote or checkpointing.directory is None or has_pipe:
         return None
     return Path(checkpointing.directory)
 
@@ -189,7 +189,7 @@ class LaunchedRun:
         if is_interrupted and self.is_first:
             _note_command(self.config.reporting)
         if code == ExitCode.OK and not is_interrupted and self.is_first:
-            note_next_steps(self.config)
+            note_next_steps(self.config.checkpointing, self.config.batches.train_iters)
         # A script that repeats a run which ends with TRY_AGAIN would start it again.
         return ExitCode.INTERRUPTED if is_interrupted else _exit_code_of_node(code)
 

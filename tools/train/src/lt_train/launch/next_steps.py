@@ -7,17 +7,16 @@ import shlex
 import sys
 
 from lt_shared.console import note
-from lt_train.config.run_config import RunConfig
+from lt_train.config.settings.checkpointing import Checkpointing
 
 
-def note_next_steps(config: RunConfig) -> None:
-    """Print one line with the commands that show, convert and continue the saved run."""
-    save = config.checkpointing.save
-    trains = config.benchmark is None and config.replay is None and config.scoring is None
-    if save is None or config.checkpointing.is_remote or not trains or not sys.stderr.isatty():
+def note_next_steps(checkpointing: Checkpointing, train_iters: int) -> None:
+    """Print one line with the commands that show, convert and continue the saved run of `train_iters` steps."""
+    save = checkpointing.save
+    if save is None or checkpointing.is_remote or not sys.stderr.isatty():
         return
     run = shlex.quote(save.rstrip("/"))
     note(
         f"next: lt-monitor plot {run} -o report.html; lt-convert {run} --to hf -o {run}-hf;"
-        f" the same command with more --train-iters than {config.batches.train_iters} continues"
+        f" the same command with more --train-iters than {train_iters} continues"
     )

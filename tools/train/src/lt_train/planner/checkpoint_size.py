@@ -22,36 +22,37 @@ def parameter_bytes(precision: Precision, optimization: Optimization, checkpoint
     return weight, 0 if checkpointing.no_save_optim else state
 
 
-def memory_copies_bytes(config: RunConfig, nodes: int) -> int:
-    """Return the bytes of host memory that --replicate-interval takes on each node.
-
-    A rank's copy has the float32 weights that it updates, two moments and, with --ema-decay, the average. A node has the last two
-    copies of its ranks and, if there are several nodes, of a second node's ranks.
-    """
-    parameters = config.architecture.parameters(config.padded_vocab_size)
-    rank_groups = 1 if config.shards_optimizer else config.parallelism.data
-    copies = COPIES if nodes == 1 else 2 * COPIES
-    parameter_bytes = 12 if config.optimization.ema_decay is None else 16
-    return copies * parameters * parameter_bytes * rank_groups // nodes
-
-
 @dataclasses.dataclass(frozen=True)
 class CheckpointSize:
-    """The bytes of a checkpoint: its weights, and the optimizer's state, which data-parallel ranks may split."""
+    """The bytes of a checkpoint: its weights, and the optimizer's state, which data-parallel ranks may split.
+
+    `copy` are the bytes of a copy of all ranks' states in memory: the float32 weights that they update, two moments and, with
+    --ema-decay, the average.
+    """
 
     weights: int
     state: int
+    copy: int
     shards_optimizer: bool
 
     @classmethod
     def from_config(cls, config: RunConfig) -> Self:
         parameters = config.architecture.parameters(config.padded_vocab_size)
         weight, state = parameter_bytes(config.precision, config.optimization, config.checkpointing)
-        return cls(parameters * weight, parameters * state, config.shards_optimizer)
+        in_memory = 12 if config.optimization.ema_decay is None else 16
+        rank_groups = 1 if config.shards_optimizer else config.parallelism.data
+        return cls(parameters * weight, parameters * state, parameters * in_memory * rank_groups, config.shards_optimizer)
 
     @property
     def total(self) -> int:
         return self.weights + self.state
+
+    def memory_copies(self, nodes: int) -> int:
+        """Return the bytes of host memory that --replicate-interval takes on each node.
+
+        A node has the last two copies of its ranks and, if there are several nodes, of a second node's ranks.
+        """
+        return (COPIES if nodes == 1 else 2 * COPIES) * self.copy // nodes
 
     def local_set(self, nodes: int) -> int:
         """Return the largest size of a local checkpoint on a node: the node's shards, and a copy of its neighbour's shards.

@@ -7,6 +7,7 @@ from lt_train.config.cluster import GIB, Cluster
 from lt_train.config.draft import assemble
 from lt_train.config.settings import parallelism
 from lt_train.planner import run_table, search
+from lt_train.planner.checkpoint_size import CheckpointSize
 from lt_train.planner.search import Choice, ParallelLayout
 
 SHOWN = 3
@@ -71,6 +72,7 @@ def table(choice: Choice) -> str:
     """Return the table of `lt-train plan`: the layout, its memory, and the next best layouts."""
     cluster, best = choice.cluster, choice.best
     assert cluster.gpu
+    size = CheckpointSize.from_config(best.config)
     rows = [
         ("model", run_table.model_row(best.config.architecture, best.config.precision)),
         ("cluster", f"{cluster.nodes} node(s) x {cluster.ranks_per_node} {cluster.gpu.name}: {cluster.ranks} ranks"),
@@ -79,7 +81,7 @@ def table(choice: Choice) -> str:
         *(("why" if number == 0 else "", reason) for number, reason in enumerate(choice.reasons)),
         ("memory", run_table.memory_row(best.estimate, cluster)),
         *_stage_rows(best),
-        *(("copies", row) for row in run_table.copies_rows(best.config, cluster.nodes)),
+        *(("copies", row) for row in run_table.copies_rows(best.config.checkpointing.replicate_interval, size, cluster.nodes)),
         *(("instead", f"{_summary(other)}, waste of about {other.waste:.0%}") for other in choice.alternatives[:SHOWN]),
         ("options", " ".join(best.flags) or "none: these are the defaults"),
     ]

@@ -9,7 +9,7 @@ from lt_train.config.settings.batches import Batches
 from lt_train.config.settings.checkpointing import Checkpointing
 from lt_train.config.settings.data import Data
 from lt_train.config.settings.precision import Precision
-from lt_train.planner import checkpoint_size, memory_estimate, search
+from lt_train.planner import memory_estimate, search
 from lt_train.planner.checkpoint_size import CheckpointSize
 from lt_train.planner.memory_estimate import Estimate
 from lt_train.planner.stage_work import PipelineWork
@@ -33,18 +33,17 @@ def table(config: RunConfig, cluster: Cluster, is_finished: bool) -> str:
     }
     if saving.save_local:
         rows["local"] = _local_row(saving, size, cluster.nodes)
-    for row in copies_rows(config, cluster.nodes):
+    for row in copies_rows(saving.replicate_interval, size, cluster.nodes):
         rows["copies"] = row
     return align_rows(rows.items())
 
 
-def copies_rows(config: RunConfig, nodes: int) -> list[str]:
+def copies_rows(interval: int | None, size: CheckpointSize, nodes: int) -> list[str]:
     """Return the row of copies in memory; none without --replicate-interval."""
-    interval = config.checkpointing.replicate_interval
     if interval is None:
         return []
     often = f"every {interval:,} step(s)" if interval else "for 1% of the training time"
-    return [f"{often}: {checkpoint_size.memory_copies_bytes(config, nodes) / GIB:.2f} GiB of each node's memory"]
+    return [f"{often}: {size.memory_copies(nodes) / GIB:.2f} GiB of each node's memory"]
 
 
 def _local_row(saving: Checkpointing, size: CheckpointSize, nodes: int) -> str:
