@@ -8,7 +8,7 @@ import re
 from collections.abc import Collection
 from itertools import islice
 
-# A directory of a training corpus may have a million files; reading the names of so many takes 10 ms.
+# A directory of a training corpus may have a million files; reading so many names takes 8 ms, comparing them 0.24 s.
 _MAX_NAMES = 10_000
 _MIN_LIKENESS = 0.75
 _SUFFIXES = {"k": 10**3, "m": 10**6, "g": 10**9, "b": 10**9, "t": 10**12}

@@ -1,12 +1,11 @@
 """Run a tool as a process of its own for a Python function that returns the lines of its manifest.
 
 A tool that tokenizes or trains forks, starts ranks, sets signal handlers and ends its process: a notebook must not. The start
-costs 0.2 s for lt-preprocess and the import of torch for lt-train. Notebooks show what Python writes to `sys.stderr`, and nothing
+costs 0.1 s for lt-preprocess and the import of torch for lt-train. Notebooks show what Python writes to `sys.stderr`, and nothing
 that a child writes to descriptor 2, so the tool's lines are passed on.
 """
 
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -52,8 +51,7 @@ def run(tool: str, words: Sequence[str]) -> list[str]:
     then KeyboardInterrupt is raised.
     """
     module = tool.replace("-", "_")
-    own_variables = re.compile(rf"{module.upper()}_")
-    environment = {name: value for name, value in os.environ.items() if not own_variables.match(name)}
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(f"{module.upper()}_")}
     process = subprocess.Popen(
         [sys.executable, "-m", module, *words],
         env=environment | {"PYTHONUNBUFFERED": "1"},
