@@ -10,7 +10,7 @@ from lt_shared.console import BadConfig
 from lt_shared.models.architecture import Architecture
 from lt_shared.models.huggingface import config_fields, gated_delta, routed_experts
 from lt_shared.models.huggingface.config_fields import ModelType
-from lt_shared.models.huggingface.qwen3_next import ROTATED_PART
+from lt_shared.models.huggingface.qwen3_next import read_layers
 
 _DENSE, _MIXTURE = "qwen3_5_text", "qwen3_5_moe_text"
 _ABSENT = config_fields.ABSENT | {"attn_output_gate": True, "output_gate_type": "swish"}
@@ -29,36 +29,23 @@ def _write_mixture(architecture: Architecture) -> dict[str, Any]:
     }
 
 
-def _read(config: dict[str, Any], name: str, kind: str, **family: Any) -> Architecture:
-    return config_fields.read(
-        config,
-        name,
-        kind,
-        absent=_ABSENT,
-        rotary_percent=ROTATED_PART,
-        qk_layernorm=True,
-        layernorm_zero_centered_gamma=True,
-        attention_output_gate=True,
-        gated_delta=gated_delta.read(config, name),
-        **family,
-    )
-
-
 def _read_dense(config: dict[str, Any], name: str) -> Architecture:
-    return _read(config, name, _DENSE)
+    return read_layers(config, name, _DENSE, absent=_ABSENT)
 
 
 def _read_mixture(config: dict[str, Any], name: str) -> Architecture:
     routed_experts.check_in_every_layer(config, name)
-    return _read(
-        config | {"intermediate_size": config["moe_intermediate_size"], "norm_topk_prob": True},
+    config = config | {"intermediate_size": config["moe_intermediate_size"], "norm_topk_prob": True}
+    return read_layers(
+        config,
         name,
         _MIXTURE,
+        absent=_ABSENT,
         model_type=_MIXTURE,
         moe_ffn_hidden_size=config["moe_intermediate_size"],
         moe_shared_expert_intermediate_size=config["shared_expert_intermediate_size"],
         moe_shared_expert_gate=True,
-        **routed_experts.read(config | {"norm_topk_prob": True}, name, topk=8, aux_loss_coeff=0.001),
+        **routed_experts.read(config, name, topk=8, aux_loss_coeff=0.001),
     )
 
 

@@ -11,7 +11,7 @@ from lt_shared.models.huggingface import config_fields, gated_delta, routed_expe
 from lt_shared.models.huggingface.config_fields import ModelType
 
 _NAME = "qwen3_next"
-ROTATED_PART = 0.25
+_ROTATED_PART = 0.25
 
 
 def _write(architecture: Architecture) -> dict[str, Any]:
@@ -24,17 +24,27 @@ def _write(architecture: Architecture) -> dict[str, Any]:
     }
 
 
-def _read(config: dict[str, Any], name: str) -> Architecture:
-    routed_experts.check_in_every_layer(config, name)
+def read_layers(config: dict[str, Any], name: str, kind: str, **family: Any) -> Architecture:
+    """Read a model of type `kind` with Qwen3-Next's mixers; `family` has its other fields, as `config_fields.read` takes them."""
     return config_fields.read(
         config,
         name,
-        _NAME,
-        rotary_percent=ROTATED_PART,
+        kind,
+        rotary_percent=_ROTATED_PART,
         qk_layernorm=True,
         layernorm_zero_centered_gamma=True,
         attention_output_gate=True,
         gated_delta=gated_delta.read(config, name),
+        **family,
+    )
+
+
+def _read(config: dict[str, Any], name: str) -> Architecture:
+    routed_experts.check_in_every_layer(config, name)
+    return read_layers(
+        config,
+        name,
+        _NAME,
         moe_ffn_hidden_size=config["moe_intermediate_size"],
         moe_shared_expert_intermediate_size=config["shared_expert_intermediate_size"],
         moe_shared_expert_gate=True,

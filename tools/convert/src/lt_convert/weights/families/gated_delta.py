@@ -7,8 +7,9 @@ the norm of the output, `gated_norm`: megatron-core adds 1 to the weight of its 
 Megatron's legacy format and TorchTitan have no such layers.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
+from lt_convert.weights.families.llama import ATTENTION_NORM, MLP_NORM
 from lt_convert.weights.mapping import Shape, Table
 from lt_convert.weights.placeholders import layer_with
 from lt_convert.weights.weight_ops import RowMapping, Rows
@@ -117,6 +118,12 @@ def delta_shapes(architecture: Architecture) -> dict[str, Shape]:
     }
 
 
+def decoder_shapes(architecture: Architecture, projections: dict[str, Shape]) -> dict[str, Shape]:
+    """The tensors of Qwen's layers but for the feed-forward layer: both mixers, with `projections` in gated delta, and norms."""
+    norms: dict[str, Shape] = dict.fromkeys((ATTENTION_NORM, MLP_NORM), (architecture.hidden_size,))
+    return delta_shapes(architecture) | projections | gated_attention(architecture) | norms
+
+
 _ATTENTION = f"{ATTENTION_LAYER}self_attn."
 _MEGATRON_ATTENTION = f"{MEGATRON_ATTENTION}self_attention."
 MEGATRON_TABLE: Table = {
@@ -132,7 +139,17 @@ MEGATRON_TABLE: Table = {
     f"{MEGATRON_MIXER}gated_norm.weight": Rows(f"{MIXER}norm.weight"),
     f"{MEGATRON_MIXER}out_proj.weight": Rows(f"{MIXER}out_proj.weight"),
 }
-EXTRA_STATE_MODULES = (
+_EXTRA_STATE_MODULES = (
     *(f"{_MEGATRON_ATTENTION}{name}" for name in ("linear_qkv", "q_layernorm", "k_layernorm", "core_attention", "linear_proj")),
     *(f"{MEGATRON_MIXER}{name}" for name in ("in_proj", "out_proj")),
 )
+
+
+def without_attention(table: Table) -> Table:
+    """The rows of a decoder's `table` but for its attention, which only some layers have here."""
+    return {pattern: op for pattern, op in table.items() if ".self_attention." not in pattern}
+
+
+def extra_state_modules(decoder_modules: Iterable[str]) -> tuple[str, ...]:
+    """Both kinds of mixers' modules that have an extra state, and the modules of `decoder_modules` outside attention."""
+    return (*(module for module in decoder_modules if ".self_attention." not in module), *_EXTRA_STATE_MODULES)

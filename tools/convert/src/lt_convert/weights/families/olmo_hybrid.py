@@ -94,7 +94,7 @@ def _divided(parts: list[Tensor], rows: list[int]) -> Iterator[Tensor]:
 
 _OURS = f"{MEGATRON_ATTENTION}self_attention."
 _TABLE: Table = {
-    **{name: op for name, op in llama.MEGATRON_TABLE.items() if ".self_attention." not in name and "layer_norm" not in name},
+    **{name: op for name, op in gated_delta.without_attention(llama.MEGATRON_TABLE).items() if "layer_norm" not in name},
     f"{_OURS}linear_qkv.weight": QueryGroups(*(f"{_ATTENTION}{name}_proj.weight" for name in "qkv")),
     f"{_OURS}q_layernorm.weight": Rows(f"{_ATTENTION}q_norm.weight"),
     f"{_OURS}k_layernorm.weight": Rows(f"{_ATTENTION}k_norm.weight"),
@@ -114,9 +114,6 @@ OLMO_HYBRID = Family(
     name="olmo_hybrid",
     shapes=_shapes,
     tables={MEGATRON: _TABLE},
-    extra_state_modules=(
-        *(module for module in llama.EXTRA_STATE_MODULES if ".self_attention." not in module),
-        *gated_delta.EXTRA_STATE_MODULES,
-    ),
+    extra_state_modules=gated_delta.extra_state_modules(llama.EXTRA_STATE_MODULES),
     hf_form=_as_published,
 )

@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from lt_convert.tensors.tensor import Tensor
 from lt_convert.weights.families import gated_delta, llama, qwen2_moe, qwen3_next
 from lt_convert.weights.families.gated_delta import CONVOLVED, MEGATRON_MIXER, MIXER, Part
-from lt_convert.weights.families.llama import ATTENTION_NORM, MLP_NORM
 from lt_convert.weights.mapping import MEGATRON, Family, Shape, Table
 from lt_convert.weights.weight_ops import Rows
 from lt_shared.models.architecture import Architecture
@@ -26,8 +25,7 @@ def _layer_shapes(architecture: Architecture) -> dict[str, Shape]:
         _BETA: (delta.linear_num_value_heads, hidden),
         _ALPHA: (delta.linear_num_value_heads, hidden),
     }
-    norms: dict[str, Shape] = {ATTENTION_NORM: (hidden,), MLP_NORM: (hidden,)}
-    return gated_delta.delta_shapes(architecture) | projections | gated_delta.gated_attention(architecture) | norms
+    return gated_delta.decoder_shapes(architecture, projections)
 
 
 def _dense_shapes(architecture: Architecture) -> Mapping[str, Shape]:
@@ -67,17 +65,8 @@ _PREFIXES = {r"model\.language_model\.": "model."}
 QWEN3_5 = Family(
     name="qwen3_5",
     shapes=_dense_shapes,
-    tables={
-        MEGATRON: {
-            **{pattern: op for pattern, op in llama.MEGATRON_TABLE.items() if ".self_attention." not in pattern},
-            **gated_delta.MEGATRON_TABLE,
-            **_PROJECTIONS,
-        }
-    },
-    extra_state_modules=(
-        *(module for module in llama.EXTRA_STATE_MODULES if ".self_attention." not in module),
-        *gated_delta.EXTRA_STATE_MODULES,
-    ),
+    tables={MEGATRON: {**gated_delta.without_attention(llama.MEGATRON_TABLE), **gated_delta.MEGATRON_TABLE, **_PROJECTIONS}},
+    extra_state_modules=gated_delta.extra_state_modules(llama.EXTRA_STATE_MODULES),
     hf_prefixes=_PREFIXES,
     other_parts=_OTHER_PARTS,
 )

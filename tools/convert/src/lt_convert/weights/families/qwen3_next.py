@@ -7,7 +7,6 @@ from collections.abc import Mapping
 
 from lt_convert.weights.families import gated_delta, llama, mixtral, qwen2_moe, qwen3_moe
 from lt_convert.weights.families.gated_delta import MEGATRON_MIXER, MIXER, PROJECTED, SCALARS, HeadPart
-from lt_convert.weights.families.llama import ATTENTION_NORM, MLP_NORM
 from lt_convert.weights.mapping import MEGATRON, Family, Shape, Table
 from lt_shared.models.architecture import Architecture
 
@@ -20,18 +19,13 @@ def shapes(architecture: Architecture) -> Mapping[str, Shape]:
         _PROJECTION: (2 * (delta.key_size + delta.value_size), hidden),
         _SCALARS: (2 * delta.linear_num_value_heads, hidden),
     }
-    mixers = gated_delta.delta_shapes(architecture) | projections | gated_delta.gated_attention(architecture)
-    norms: dict[str, Shape] = {ATTENTION_NORM: (hidden,), MLP_NORM: (hidden,)}
-    return llama.decoder(architecture, mixers | qwen2_moe.experts(architecture) | norms)
+    layers = gated_delta.decoder_shapes(architecture, projections)
+    return llama.decoder(architecture, layers | qwen2_moe.experts(architecture))
 
 
-EXPERTS: Table = {
-    pattern: op
-    for pattern, op in mixtral.megatron_tables(
-        qwen3_moe.ROUTER, qwen3_moe.GATE, qwen3_moe.UP, qwen3_moe.DOWN, qwen2_moe.SHARED_EXPERTS
-    )[MEGATRON].items()
-    if ".self_attention." not in pattern
-}
+EXPERTS: Table = gated_delta.without_attention(
+    mixtral.megatron_tables(qwen3_moe.ROUTER, qwen3_moe.GATE, qwen3_moe.UP, qwen3_moe.DOWN, qwen2_moe.SHARED_EXPERTS)[MEGATRON]
+)
 QWEN3_NEXT = Family(
     name="qwen3_next",
     shapes=shapes,
@@ -43,9 +37,6 @@ QWEN3_NEXT = Family(
             **{f"{MEGATRON_MIXER}in_proj.weight.{part}": HeadPart(_SCALARS, SCALARS, part) for part in SCALARS},
         }
     },
-    extra_state_modules=(
-        *(module for module in qwen2_moe.QWEN2_MOE.extra_state_modules if ".self_attention." not in module),
-        *gated_delta.EXTRA_STATE_MODULES,
-    ),
+    extra_state_modules=gated_delta.extra_state_modules(qwen2_moe.QWEN2_MOE.extra_state_modules),
     other_parts=r"mtp\..*",
 )
