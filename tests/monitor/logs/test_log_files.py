@@ -38,6 +38,21 @@ def test_blocks_hold_whole_lines_however_the_bytes_arrive(pieces: list[bytes], f
     assert all(block.endswith((b"\n", b"\r")) for block in (blocks[:-1] if final else blocks))
 
 
+@pytest.mark.parametrize("line_bytes", [7, 100, log_files.LINE_BYTES - 1, log_files.LINE_BYTES, 3 * log_files.LINE_BYTES])
+def test_a_file_is_read_in_whole_lines_and_completely(tmp_path: Path, line_bytes: int) -> None:
+    path = tmp_path / "a.log"
+    content = (b"x" * (line_bytes - 1) + b"\n") * (2 * log_files.BLOCK_BYTES // line_bytes + 3) + b"unfinished"
+    path.write_bytes(content)
+    with path.open("rb") as log:
+        blocks = list(log_files.blocks(log_files.whole_lines(log), final=True))
+    assert b"".join(blocks) == content
+    assert max(map(len, blocks)) <= log_files.BLOCK_BYTES + line_bytes
+    assert all(block.endswith(b"\n") for block in blocks[:-1])
+    with path.open("rb") as log:
+        is_whole = log_files.whole_lines(log)(log_files.BLOCK_BYTES).endswith(b"\n")
+    assert is_whole or line_bytes >= log_files.LINE_BYTES
+
+
 def test_a_line_without_end_does_not_fill_the_memory() -> None:
     piece = b"x" * (1 << 20)
     blocks = list(log_files.blocks(Drip([piece] * 12 + [b"\nend\n"]).read))

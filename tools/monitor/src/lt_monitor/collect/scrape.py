@@ -257,7 +257,7 @@ def _read_on(path: str, run: str, log: IO[bytes], log_offset: LogOffset, output:
     parser, deduplicator = LogParser(log_offset.parser), Deduplicator(log_offset.deduplicator)
     shown = log_files.printable(path)
     log.seek(log_offset.offset)
-    for block in log_files.blocks(log.read, final):
+    for block in log_files.blocks(log_files.whole_lines(log), final):
         if log_offset.offset == 0:
             log_files.warn_of_no_text(block, path)
         parsed = parser.parse(block, log_offset.offset)

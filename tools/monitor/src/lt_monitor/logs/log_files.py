@@ -7,6 +7,7 @@ end, its last line is still being written and waits for the next pass; the end o
 import contextlib
 import errno
 import fcntl
+import io
 import os
 import re
 import stat
@@ -23,6 +24,8 @@ from lt_shared.files import ownership, storage
 
 BLOCK_BYTES = 1 << 21
 LINE_LIMIT_BYTES = 1 << 22
+# Most lines are shorter.
+LINE_BYTES = 1 << 12
 STANDARD_INPUT = "-"
 # Linux's limit for unprivileged users. The default pipe holds 64 KiB, and every block costs a fixed time.
 PIPE_BYTES = 1 << 20
@@ -294,8 +297,12 @@ def blocks(read: Callable[[int], bytes], final: bool = False) -> Iterator[bytes]
     """
     pending = b""
     while data := read(BLOCK_BYTES):
-        end = max(data.rfind(b"\n"), data.rfind(b"\r")) + 1
-        if end:
+        # A carriage return matters only behind the last newline.
+        newline = data.rfind(b"\n")
+        end = max(newline, data.rfind(b"\r", newline + 1)) + 1
+        if end == len(data) and not pending:
+            yield data
+        elif end:
             yield b"".join((pending, memoryview(data)[:end]))
             pending = data[end:]
         else:
@@ -307,13 +314,30 @@ def blocks(read: Callable[[int], bytes], final: bool = False) -> Iterator[bytes]
         yield pending
 
 
+def whole_lines(log: IO[bytes]) -> Callable[[int], bytes]:
+    """Return a function that reads like `log.read`, and up to a newline if there is one near the end: no byte is copied then."""
+    if not isinstance(log, io.BufferedReader) or not log.seekable():
+        return log.read
+
+    def read(size: int) -> bytes:
+        position = log.tell()
+        try:
+            tail = os.pread(log.fileno(), LINE_BYTES, position + size - LINE_BYTES)
+        except OSError:
+            tail = b""
+        newline = tail.rfind(b"\n") if len(tail) == LINE_BYTES else -1
+        return log.read(size if newline < 0 else size - LINE_BYTES + newline + 1)
+
+    return read
+
+
 def parsed_blocks(path: str) -> Iterator[ParsedBlock]:
     """Parse one log (or `-`), one read at a time. Warns on stderr about malformed event records."""
     parser = LogParser()
     offset = 0
     with _open(path) as file:
         # `read1` returns the data that a pipe has now, so the events of a running command come at once.
-        read = file.read1 if path == STANDARD_INPUT else file.read  # type: ignore[attr-defined]
+        read = file.read1 if path == STANDARD_INPUT else whole_lines(file)  # type: ignore[attr-defined]
         is_compressed = isinstance(file, compressed_logs.DecompressedLog)
         for block in blocks(read, final=path == STANDARD_INPUT or is_compressed):
             if offset == 0:

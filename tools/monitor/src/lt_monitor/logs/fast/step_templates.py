@@ -17,6 +17,8 @@ MINIMUM_ALIKE_LINES = 16
 MAXIMUM_TEMPLATES = 256
 MAXIMUM_SHAPES = 4096
 MAXIMUM_TEMPLATE_BYTES = 2000
+# Searching the line of one position takes as long as searching so many bytes for line ends.
+BYTES_PER_SEARCH = 1 << 10
 
 _DIGITS_TO_ZERO = bytes(ord("0") if chr(byte).isdigit() and byte < 128 else byte for byte in range(256))
 
@@ -70,6 +72,25 @@ class StepTemplates:
         self._by_length.setdefault(template.length, []).append(template)
         self._count += 1
         return True
+
+
+def lines_of(block: bytes, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the offsets (int64) of the begins and the ends of the lines that contain `positions` (int64, ascending)."""
+    if len(positions) * BYTES_PER_SEARCH > len(block):
+        ends = line_ends(block)
+        numbers = np.searchsorted(ends, positions)
+        numbers = numbers[np.flatnonzero(np.diff(numbers, prepend=-1))]
+        return np.where(numbers > 0, ends[numbers - 1] + 1, 0), ends[numbers]
+    begins: list[int] = []
+    ends_of_lines: list[int] = []
+    end = -1
+    for position in positions.tolist():
+        if position > end:
+            end = block.find(b"\n", position)
+            end = len(block) if end < 0 else end
+            begins.append(block.rfind(b"\n", 0, position) + 1)
+            ends_of_lines.append(end)
+    return np.array(begins, np.int64), np.array(ends_of_lines, np.int64)
 
 
 def line_ends(block: bytes) -> np.ndarray:
