@@ -89,13 +89,15 @@ def _products_by_channel(rows: Tensor, keys: Tensor, decays: Tensor, visible: Te
     triangles = (rows * keys).sum(-1)[..., None, None]
     size = 1
     while size < tokens:
-        row_pairs, key_pairs, decay_pairs = (part.unflatten(-2, (-1, 2, size)) for part in (rows, keys, decays))
+        row_pairs, key_pairs, decay_pairs = (
+            part.reshape(*part.shape[:-2], -1, 2, size, part.shape[-1]) for part in (rows, keys, decays)
+        )
         first, second = decay_pairs[..., 0, :, :], decay_pairs[..., 1, :, :]
         border = first[..., -1:, :]
         square = (row_pairs[..., 1, :, :] * (second - border).exp()) @ (
             key_pairs[..., 0, :, :] * (border - first).exp()
         ).transpose(-1, -2)
-        pairs = triangles.expand(*square.shape[:-3], -1, -1, -1).unflatten(-3, (-1, 2))
+        pairs = triangles.expand(*square.shape[:-3], -1, -1, -1).reshape(*square.shape[:-2], 2, size, size)
         upper = torch.cat((pairs[..., 0, :, :], torch.zeros_like(square)), dim=-1)
         triangles = torch.cat((upper, torch.cat((square, pairs[..., 1, :, :]), dim=-1)), dim=-2)
         size *= 2

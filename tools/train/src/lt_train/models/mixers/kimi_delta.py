@@ -91,7 +91,7 @@ class KimiDeltaAttention(MegatronModule):  # type: ignore[misc]
 
 def _gates(betas: Tensor, decays: Tensor, log_rates: Tensor, biases: Tensor) -> tuple[Tensor, Tensor]:
     """Return float32 strengths [b, s, heads] and logarithms of the decays [b, s, heads, d]."""
-    rates = softplus(decays.float() + biases.float()).unflatten(-1, (len(log_rates), -1))
+    rates = softplus(decays.float() + biases.float()).reshape(*betas.shape, -1)
     return betas.float().sigmoid(), -log_rates.float().exp().unsqueeze(-1) * rates
 
 
