@@ -60,6 +60,8 @@ ARCHITECTURES = {
     "olmo-hybrid": small("tiny-olmo-hybrid", gated_delta=EVEN),
     "olmo-hybrid-rotated": small("tiny-olmo-hybrid", gated_delta=EVEN, no_rope_freq=None),
     "qwen3.5-moe": small("tiny-qwen3.5-moe"),
+    "lfm2": small("tiny-lfm2"),
+    "lfm2-moe": small("tiny-lfm2-moe", moe_ffn_hidden_size=48),
     "olmoe": small("tiny-olmoe"),
     "minimax-m2": small("tiny-minimax-m2"),
     "seed-oss": small("tiny-seed-oss"),
@@ -101,7 +103,7 @@ def random_model(architecture: Architecture) -> Any:
         for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter), alpha=0.3 if parameter.dim() == 1 else 0.1)
         for name, buffer in model.named_buffers():
-            if name.endswith("e_score_correction_bias"):
+            if name.endswith(("e_score_correction_bias", "expert_bias")):
                 buffer.normal_(0, 0.3)
     return model.eval()
 
@@ -128,7 +130,7 @@ def test_the_loss_is_transformers_and_the_weights_come_back(name: str, tmp_path:
     assert all(torch.equal(there[key], back[key]) for key in there)
 
 
-@pytest.mark.parametrize("name", ["qwen3-next", "olmo-hybrid", "kimi-linear"])
+@pytest.mark.parametrize("name", ["qwen3-next", "olmo-hybrid", "lfm2", "kimi-linear"])
 def test_a_state_begins_anew_with_every_document(name: str, tmp_path: Path) -> None:
     """Three documents in a sample, one longer than a chunk: loss and gradient of transformers, which computes each alone."""
     model = random_model(ARCHITECTURES[name])

@@ -4,6 +4,7 @@ import dataclasses
 from typing import Any
 
 from lt_shared.console import BadConfig
+from lt_shared.models.architecture import mixer_layers
 from lt_shared.models.rope_scaling import check_counts, check_numbers
 
 
@@ -31,12 +32,7 @@ class GatedDelta:
     decays_channels: bool = False
 
     def __post_init__(self) -> None:
-        # A record has a list.
-        object.__setattr__(self, "layers", tuple(self.layers))
-        if any(type(layer) is not int for layer in self.layers):
-            raise TypeError(f"gated delta layers are {list(self.layers)!r:.80}, must be numbers of layers")
-        if not self.layers or sorted(set(self.layers)) != list(self.layers) or self.layers[0] < 0:
-            raise BadConfig(f"gated delta layers {list(self.layers)!r:.80}: not numbers from 0 on in ascending order")
+        object.__setattr__(self, "layers", mixer_layers.as_tuple(self.layers, "gated delta"))
         check_counts(self, *SIZES)
         check_numbers(self, *(("output_norm_epsilon",) if self.output_norm_epsilon is not None else ()))
         for field in ("doubles_strength", "decays_channels"):
@@ -92,11 +88,7 @@ def check_gates(model: Any, num_layers: int, delta: GatedDelta | None) -> None:
     """Raises BadConfig for layers of `delta` that are not in `model`, and for features that no model combines with gates."""
     excluded: tuple[str, ...] = ("add_qkv_bias", "add_bias_linear", "attention_sinks", "clip_qkv", "parallel_layers")
     if delta is not None:
-        if delta.layers[-1] >= num_layers or len(delta.layers) == num_layers:
-            raise BadConfig(
-                f"gated delta in the layers {list(delta.layers)!r:.80} of a model of {num_layers} layers",
-                "give layers of the model, counted from 0, and leave one for attention",
-            )
+        mixer_layers.check_in_model(delta.layers, "gated delta", num_layers)
         excluded += ("sliding_window", *(() if model.no_rope_freq == 1 else ("no_rope_freq",)))
         if model.norm_placement == "both" or model.normalization != "RMSNorm":
             raise BadConfig(f"gated delta with {model.normalization} ({model.norm_placement}): no model here has both")

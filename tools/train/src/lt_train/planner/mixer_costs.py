@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from lt_shared.models.architecture import Architecture
-from lt_shared.models.architecture.sizes import ATTENTION, GATED_DELTA, KIMI_DELTA, LATENT_ATTENTION
+from lt_shared.models.architecture.sizes import ATTENTION, GATED_DELTA, KIMI_DELTA, LATENT_ATTENTION, SHORT_CONVOLUTION
 
 # Tokens of a chunk of the gated delta rule (`lt_train.ops.gated_delta_rule`).
 CHUNK = 64
@@ -158,11 +158,29 @@ def _kimi_delta_matrices(model: Architecture) -> int:
     return _gated_delta_matrices(model) + (4 * halvings + 3) * channels
 
 
+def _short_convolution_kept(model: Architecture, setting: Setting) -> int:
+    """The outputs of the first projection and inputs of the second; all between them is computed again."""
+    return 4 * model.hidden_size
+
+
+def _short_convolution_operands(model: Architecture) -> int:
+    return 4 * model.hidden_size
+
+
+def _short_convolution_recomputed(model: Architecture) -> int:
+    """B * x, a shifted copy of it for every tap, and the convolution's output."""
+    assert model.short_convolution is not None
+    return (2 + model.short_convolution.taps) * model.hidden_size
+
+
 COSTS = {
     ATTENTION: MixerCosts(_zero, _attention_vectors, _attention_activations, _attention_operands),
     LATENT_ATTENTION: MixerCosts(_latent_projections, _zero, _latent_attention_activations, _attention_operands),
     GATED_DELTA: MixerCosts(_zero, _gated_delta_vectors, _gated_delta_kept, _gated_delta_operands, _gated_delta_matrices),
     KIMI_DELTA: MixerCosts(
         _kimi_delta_projections, _kimi_delta_vectors, _kimi_delta_kept, _kimi_delta_operands, _kimi_delta_matrices
+    ),
+    SHORT_CONVOLUTION: MixerCosts(
+        _zero, _zero, _short_convolution_kept, _short_convolution_operands, _short_convolution_recomputed
     ),
 }

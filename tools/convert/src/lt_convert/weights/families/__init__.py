@@ -14,6 +14,7 @@ from lt_convert.weights.families.gpt_oss import GPT_OSS
 from lt_convert.weights.families.granite import GRANITE, GRANITE4
 from lt_convert.weights.families.hunyuan import HUNYUAN_V1_DENSE, HUNYUAN_V1_MOE
 from lt_convert.weights.families.kimi_linear import KIMI_LINEAR
+from lt_convert.weights.families.lfm2 import LFM2, LFM2_MOE
 from lt_convert.weights.families.llama import LLAMA
 from lt_convert.weights.families.minimax_m2 import MINIMAX_M2
 from lt_convert.weights.families.ministral3 import MINISTRAL3
@@ -91,6 +92,8 @@ FAMILIES = {
     "mistral4": MISTRAL4,
     "glm4_moe": GLM4_MOE,
     "dots1": GLM4_MOE,
+    "lfm2": LFM2,
+    "lfm2_moe": LFM2_MOE,
 }
 
 

@@ -23,8 +23,9 @@ from torch.nn.functional import softplus
 from lt_shared.models.architecture import GatedDelta
 from lt_train.models import recomputation
 from lt_train.models.linear import Linears, Outputs, replicated_linear
+from lt_train.models.mixers.convolution import Convolution, sharded_parameter, split_rows
 from lt_train.models.mixers.core_attention import document_numbers
-from lt_train.models.mixers.gated_delta import Convolution, GatedNorm, sharded_parameter, split_rows
+from lt_train.models.mixers.gated_delta import GatedNorm
 from lt_train.models.norms import compiled
 from lt_train.ops.gated_delta_rule import gated_delta_rule
 
@@ -40,7 +41,7 @@ class KimiDeltaAttention(MegatronModule):  # type: ignore[misc]
         self.sizes, self.ranks = sizes, config.tensor_model_parallel_size
         hidden, size, width = config.hidden_size, sizes.linear_key_head_dim, sizes.key_size
         self.in_proj = linears.column(hidden, sizes.projected_size, bias=False)
-        self.conv1d = Convolution(config, sizes.convolved_size, sizes.linear_conv_kernel_dim)
+        self.conv1d = Convolution(config, sizes.convolved_size, sizes.linear_conv_kernel_dim, has_silu=True)
         self.decay_down = replicated_linear(config, hidden, size)
         self.decay_up = linears.column(size, width, bias=False)
         self.gate_down = replicated_linear(config, hidden, size)
