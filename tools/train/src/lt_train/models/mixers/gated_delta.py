@@ -9,6 +9,7 @@ Parameters have the names and checkpoint shards of megatron-core's GatedDeltaNet
 adds 1 (megatron-core's `out_norm` does if the other norms do). Tensor-parallel ranks divide the heads, and need whole samples.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -43,7 +44,8 @@ class GatedDeltaNet(MegatronModule):  # type: ignore[misc]
         self.conv1d = Convolution(config, sizes.convolved_size, sizes.linear_conv_kernel_dim, has_silu=True)
         self.dt_bias = sharded_parameter(config, heads)
         self.A_log = sharded_parameter(config, heads)
-        self.gated_norm = GatedNorm(config, sizes.linear_value_head_dim, sizes.output_norm_epsilon or config.layernorm_epsilon)
+        epsilon = sizes.output_norm_epsilon or config.layernorm_epsilon
+        self.gated_norm = GatedNorm(config, sizes.linear_value_head_dim, epsilon, silu)
         self.out_proj = linears.row(sizes.value_size, config.hidden_size, bias=False)
 
     def forward(self, hidden_states: Tensor, documents: Tensor | None, angles: Tensor | None) -> Outputs:
@@ -84,18 +86,18 @@ class GatedDeltaNet(MegatronModule):  # type: ignore[misc]
 
 
 class GatedNorm(torch.nn.Module):
-    """RMSNorm of single heads, times the SiLU of a gate per channel."""
+    """RMSNorm of single heads, times the `activation` of a gate per channel."""
 
-    def __init__(self, config: TransformerConfig, size: int, eps: float):
+    def __init__(self, config: TransformerConfig, size: int, eps: float, activation: Callable[[Tensor], Tensor]):
         super().__init__()
-        self.eps = eps
+        self.eps, self.activation = eps, activation
         self.weight = torch.nn.Parameter(torch.ones(size, dtype=config.params_dtype, device=torch.cuda.current_device()))
 
     def forward(self, heads: Tensor, gates: Tensor) -> Tensor:
         """Return [s, b, heads x d] for `heads` [s, b, heads, d] and `gates` [s, b, heads x d]."""
         # Ranks have different heads, so the gradient of the weight is summed over them.
         weight = copy_to_tensor_model_parallel_region(self.weight)
-        return compiled(_gated_norm)(heads, gates, weight, self.eps)
+        return compiled(_gated_norm)(heads, gates, weight, self.eps, self.activation)
 
 
 def _gates(betas: Tensor, alphas: Tensor, log_rates: Tensor, biases: Tensor) -> tuple[Tensor, Tensor]:
@@ -103,7 +105,7 @@ def _gates(betas: Tensor, alphas: Tensor, log_rates: Tensor, biases: Tensor) -> 
     return betas.float().sigmoid(), -log_rates.float().exp() * softplus(alphas.float() + biases.float())
 
 
-def _gated_norm(heads: Tensor, gates: Tensor, weight: Tensor, eps: float) -> Tensor:
+def _gated_norm(heads: Tensor, gates: Tensor, weight: Tensor, eps: float, activation: Callable[[Tensor], Tensor]) -> Tensor:
     wide = heads.float()
     normed = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps) * weight.float()
-    return normed.flatten(-2).mul(silu(gates.float())).to(gates.dtype)
+    return normed.flatten(-2).mul(activation(gates.float())).to(gates.dtype)
