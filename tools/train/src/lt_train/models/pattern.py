@@ -26,7 +26,9 @@ from lt_train.models.mixers.attention import Attention
 from lt_train.models.mixers.core_attention import CausalAttention
 from lt_train.models.mixers.flash_attention import FlashAttention
 from lt_train.models.mixers.gated_delta import GatedDeltaNet
+from lt_train.models.mixers.kimi_delta import KimiDeltaAttention
 from lt_train.models.mixers.latent_attention import LatentAttention
+from lt_train.models.mixers.short_convolution import GatedConvolution
 from lt_train.models.mlps.grouped_experts import GroupedExperts
 from lt_train.models.mlps.mlp import MLP, Activation, GatedGemmMLP, GatedSharedExperts, swiglu_kernel, torch_activation
 from lt_train.models.mlps.moe import DispatchingMoE, ExchangingMoE, LocalMoE, MoE
@@ -136,6 +138,12 @@ class Pattern:
             case sizes.GATED_DELTA:
                 assert self.architecture.gated_delta is not None
                 return GatedDeltaNet(self.config, self.architecture.gated_delta, self.linears)
+            case sizes.KIMI_DELTA:
+                assert self.architecture.gated_delta is not None
+                return KimiDeltaAttention(self.config, self.architecture.gated_delta, self.linears)
+            case sizes.SHORT_CONVOLUTION:
+                assert self.architecture.short_convolution is not None
+                return GatedConvolution(self.config, self.architecture.short_convolution, self.linears)
             case kind:
                 raise AssertionError(f"layer {number} has the mixer {kind}, which has no module")
 
