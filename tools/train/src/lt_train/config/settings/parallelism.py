@@ -234,11 +234,13 @@ def _world_size(options: dict[str, Any], device_type: str, model_parallel: int) 
     return nodes * ranks
 
 
-def _interleaving(options: dict[str, Any], layers: int, pipeline: int, stage_layers: tuple[int, ...] | None) -> int | None:
-    """Resolve the stages per pipeline rank from one of Megatron's two options. Raises UsageError or BadConfig."""
-    if stage_layers:
-        stages_of_rank = len(stage_layers) // pipeline
-        return stages_of_rank if stages_of_rank > 1 else None
+def _interleaving(options: dict[str, Any], layers: int, pipeline: int, divided: tuple[int, ...] | None) -> int | None:
+    """Resolve the stages per pipeline rank: of the layers `divided` among the stages, or from one of Megatron's two options.
+
+    Raises UsageError or BadConfig.
+    """
+    if divided:
+        return len(divided) // pipeline if len(divided) > pipeline else None
     stage_layers, stages = options["num_layers_per_virtual_pipeline_stage"], options["num_virtual_stages_per_pipeline_rank"]
     if stage_layers and stages:
         raise UsageError("--num-layers-per-virtual-pipeline-stage and --num-virtual-stages-per-pipeline-rank", "pass one")
