@@ -8,7 +8,7 @@ import click
 
 from lt_shared import console
 from lt_shared.console import UsageError
-from lt_train.config import cluster
+from lt_train.config import cluster, instances
 from lt_train.render import elastic, machines
 
 EXAMPLES = """
@@ -25,6 +25,13 @@ lt-train render k8s --image registry/lt --model llama3-8b --bf16 --parallel auto
 Function = Callable[..., Any]
 # Options that a job command does not have are parsed and checked as options of lt-train.
 PASSED_ON = {"ignore_unknown_options": True}
+
+
+def _complete_instance_type(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
+    """Complete types with GPUs, also with SageMaker's "ml." in front."""
+    prefix = "ml." if incomplete.startswith("ml") else ""
+    names = [f"{prefix}{name}" for name, instance in instances.INSTANCES.items() if instance.gpu]
+    return [name for name in [*names, machines.NONE] if name.startswith(incomplete)]
 
 
 class TrainingArguments(click.Argument):
@@ -89,7 +96,10 @@ def command() -> None:
 @command.command(cls=JobCommand, examples=SLURM_EXAMPLES, context_settings=PASSED_ON)
 @click.option("--nodes", type=elastic.NodeRange(), default="1", metavar="N|MIN-MAX", help="Nodes of the job; 1-4 for any number.")
 @click.option(
-    "--instance-type", metavar="TYPE", help="Its EFA and NCCL variables are set, and the layout is checked for its GPUs."
+    "--instance-type",
+    metavar="TYPE",
+    shell_complete=_complete_instance_type,
+    help="Its EFA and NCCL variables are set, and the layout is checked for its GPUs.",
 )
 @click.option("--gpus-per-node", type=cluster.GPUS_PER_NODE, help="GPUs to ask Slurm for; needed where it counts them (GRES).")
 @click.option("--time", "time_limit", help="Time limit, as of sbatch. Before it the run saves and is queued again.")
@@ -125,6 +135,7 @@ def slurm(chain: str, time_limit: str | None, container_mounts: str, **options: 
 @click.option(
     "--instance-type",
     metavar="TYPE",
+    shell_complete=_complete_instance_type,
     envvar=["LT_TRAIN_INSTANCE_TYPE", "INSTANCE_TYPE"],
     help=f"Its GPUs and EFA devices are asked for; by default {machines.DEFAULT}'s. {machines.NONE}: nodes without EFA.",
 )
