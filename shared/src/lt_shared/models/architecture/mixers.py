@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import NamedTuple
 
-from lt_shared.models.architecture.sizes import ATTENTION, GATED_DELTA, LATENT_ATTENTION, Sizes
+from lt_shared.models.architecture.sizes import ATTENTION, GATED_DELTA, KIMI_DELTA, LATENT_ATTENTION, SHORT_CONVOLUTION, Sizes
 
 
 class Mixer(NamedTuple):
@@ -112,6 +112,29 @@ def _gated_delta_products(model: Sizes) -> int:
     return 4 * model.gated_delta.state_size
 
 
+def _kimi_delta_weights(model: Sizes) -> int:
+    """The projections of gated delta layers but for decays and gates, which pass through latents."""
+    delta = model.gated_delta
+    assert delta is not None
+    latents = 2 * delta.linear_key_head_dim * (model.hidden_size + delta.value_size)
+    return _gated_delta_weights(model) + latents
+
+
+def _kimi_delta_vectors(model: Sizes) -> int:
+    delta = model.gated_delta
+    assert delta is not None
+    return delta.linear_num_value_heads + delta.key_size + delta.linear_value_head_dim
+
+
+def _short_convolution_weights(model: Sizes) -> int:
+    assert model.short_convolution is not None
+    return model.hidden_size * (4 * model.hidden_size + model.short_convolution.taps)
+
+
+def _short_convolution_divided(model: Sizes) -> dict[str, int]:
+    return {"channels of short convolutions": model.hidden_size}
+
+
 MIXERS = {
     ATTENTION: Mixer(_attention_weights, _attention_vectors, _attention_divided, _attention_shared),
     LATENT_ATTENTION: Mixer(_latent_attention_weights, _latent_attention_vectors, _latent_attention_divided, _none_shared),
@@ -123,5 +146,22 @@ MIXERS = {
         has_scores=False,
         splits_samples=False,
         products=_gated_delta_products,
+    ),
+    KIMI_DELTA: Mixer(
+        _kimi_delta_weights,
+        _kimi_delta_vectors,
+        _gated_delta_divided,
+        _none_shared,
+        has_scores=False,
+        splits_samples=False,
+        products=_gated_delta_products,
+    ),
+    SHORT_CONVOLUTION: Mixer(
+        _short_convolution_weights,
+        lambda model: 0,
+        _short_convolution_divided,
+        _none_shared,
+        has_scores=False,
+        splits_samples=False,
     ),
 }

@@ -22,14 +22,14 @@ from megatron.core.transformer.utils import sharded_state_dict_default
 from megatron.core.utils import make_viewless_tensor
 from torch import Tensor
 
-from lt_shared.models.architecture.sizes import ATTENTION, GATED_DELTA
+from lt_shared.models.architecture.sizes import ATTENTION, GATED_DELTA, SHORT_CONVOLUTION
 from lt_train.models import recomputation
 from lt_train.models.linear import Outputs
 
 # The checkpoint names of norms in front of a linear layer, which TransformerEngine fuses into one module.
 NORMS_OF_MIXERS = {
     ATTENTION: ("input_layernorm.", "self_attention.linear_qkv.layer_norm_"),
-    GATED_DELTA: ("input_layernorm.", "self_attention.in_proj.layer_norm_"),
+    **dict.fromkeys((GATED_DELTA, SHORT_CONVOLUTION), ("input_layernorm.", "self_attention.in_proj.layer_norm_")),
 }
 NORM_OF_MLP = ("pre_mlp_layernorm.", "mlp.linear_fc1.layer_norm_")
 

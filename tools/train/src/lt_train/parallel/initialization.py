@@ -20,7 +20,7 @@ from lt_shared.models.architecture import Architecture, mlps
 from lt_train.process.device import CPU
 
 RESIDUAL_OUTPUTS = ("linear_proj.weight", "linear_fc2.weight", "out_proj.weight")
-CONVOLUTION = ".conv1d.weight."
+CONVOLUTION = ".conv1d.weight"
 EMBEDDINGS = ("word_embeddings.weight", "output_layer.weight")
 # SplitMix64's increment and multipliers, as signed 64-bit numbers.
 INCREMENT, FIRST_FACTOR, SECOND_FACTOR = -7046029254386353131, -4658895280553007687, -7723592293110705685
@@ -41,9 +41,9 @@ def initialize(tensors: Iterable[ShardedTensor], architecture: Architecture, see
     """Fill every tensor in place: normal with the architecture's deviation, divided by sqrt(2 x layers) for the matrices that
     write to the residual stream (as in GPT-2), and by sqrt(`width_multiplier`) for all matrices of layers (muP).
 
-    Norms become one, or zero if the layer adds one. Biases and padded vocabulary rows become zero. A gated delta layer starts as
-    megatron-core's: its convolution with the deviation of torch's, its decay rates uniform between 1 and 16, their biases one.
-    The numbers of xIELU get their first values.
+    Norms become one, or zero if the layer adds one. Biases and padded vocabulary rows become zero. Convolutions have the
+    deviation of torch's. A layer of gated delta or Kimi Delta Attention starts as megatron-core's gated delta: its decay rates
+    uniform between 1 and 16, their biases one. The numbers of xIELU get their first values.
     """
     norm = 0.0 if architecture.layernorm_zero_centered_gamma else 1.0
     for tensor in tensors:

@@ -42,6 +42,8 @@ def _mixer_words(model: Architecture) -> list[str]:
     if delta is not None:
         keys = f"{delta.linear_num_key_heads} key heads of {delta.linear_key_head_dim}"
         words.append(f"with {keys} and {delta.linear_num_value_heads} value heads of {delta.linear_value_head_dim}")
+    if model.short_convolution is not None:
+        words.append(f"of {model.short_convolution.taps} taps")
     return words
 
 

@@ -1,0 +1,19 @@
+"""Layers with a mixer that Megatron has no option for: a preset or a config.json says which layers they are."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from lt_shared.models.architecture import Architecture
+
+_PARTS = ("short_convolution",)
+
+
+def changed_fields(base: Architecture, changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields that a changed number of layers changes: of each list of layers, the beginning remains."""
+    count = changes.get("num_layers", base.num_layers)
+    parts = {name: getattr(base, name) for name in _PARTS if getattr(base, name) is not None}
+    return {
+        name: dataclasses.replace(part, layers=tuple(layer for layer in part.layers if layer < count))
+        for name, part in parts.items()
+    }
