@@ -7,7 +7,7 @@ import pytest
 from wrapped_logs import LOGGERS, SHIPPERS, Lines
 
 from lt_monitor.events.records import Record
-from lt_monitor.logs import label_digits
+from lt_monitor.logs import label_digits, line_blocks
 from lt_monitor.logs.fast import step_templates
 from lt_monitor.logs.fields import Field
 from lt_monitor.logs.line_parsers import StepLine
