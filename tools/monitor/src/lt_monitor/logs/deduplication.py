@@ -28,7 +28,7 @@ Key = tuple[Any, ...]
 
 
 class Deduplicator:
-    """Drops the repeated records of one log. To continue an earlier deduplicator, pass its `to_record()` as `state`."""
+    """Drops the repeated records of a log. To continue an earlier deduplicator, pass its `to_record()` as `state`."""
 
     def __init__(self, state: Record | None = None):
         state = state or {}
@@ -63,7 +63,7 @@ class Deduplicator:
         return new
 
     def _new_step_lines(self, block: StepBlock, lines: list[bytes], begin: int, end: int, run: str) -> list[bytes]:
-        """Return those of the steps' `lines` from `begin` to before `end` that are new, nearly always all."""
+        """Return the new lines from `begin` to before `end` among the steps' `lines`: nearly always all."""
         indexes = self._new_steps(block, begin, end, run)
         return lines[begin:end] if len(indexes) == end - begin else [lines[index] for index in indexes]
 

@@ -1,4 +1,4 @@
-"""Collect the line templates of one log and read its step lines with them.
+"""Collect the line templates of a log and read its step lines with the templates.
 
 A log has a few shapes of step lines, so templates pay. A log with a new shape in every line must not make the parser slow, so the
 number of templates is limited; lines of further shapes are read one by one.
@@ -17,14 +17,14 @@ MINIMUM_ALIKE_LINES = 16
 MAXIMUM_TEMPLATES = 256
 MAXIMUM_SHAPES = 4096
 MAXIMUM_TEMPLATE_BYTES = 2000
-# Searching the line of one position takes as long as searching so many bytes for line ends.
+# The search for a position's line takes as long as a search for all line ends in so many bytes.
 BYTES_PER_SEARCH = 1 << 10
 
 _DIGITS_TO_ZERO = bytes(ord("0") if chr(byte).isdigit() and byte < 128 else byte for byte in range(256))
 
 
 class StepTemplates:
-    """The templates of one log, empty at first. The parser reads the first line of a shape and passes it to `learn`."""
+    """The templates of a log, empty at first. The parser reads the first line of a shape and passes it to `learn`."""
 
     def __init__(self) -> None:
         self._by_length: dict[int, list[LineTemplate]] = {}

@@ -169,7 +169,7 @@ def tokens(line: bytes, begin: int = 0) -> Iterator[Token]:
 
 
 def recognise(lines: Sequence[bytes]) -> Margin | None:
-    """Return the label before nearly all `lines`; None if there is none, or if it may be that of the program's own logger."""
+    """Return the label before nearly all `lines`; None if there is none, or if the program's own logger may print it."""
     filled = [line for line in lines if line.strip()]
     if len(filled) < MINIMUM_LINES:
         return None
