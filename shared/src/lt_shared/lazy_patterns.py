@@ -10,7 +10,8 @@ class _LazyPattern(Generic[AnyStr]):
     """A regular expression that is compiled at its first use, with the attributes of `re.Pattern`."""
 
     def __init__(self, source: AnyStr, flags: int):
-        self._source, self._flags = source, flags
+        self._source: AnyStr = source
+        self._flags = flags
 
     def __getattr__(self, name: str) -> Any:
         compiled = re.compile(self._source, self._flags)
@@ -22,4 +23,4 @@ class _LazyPattern(Generic[AnyStr]):
 
 def regex(source: AnyStr, flags: int = 0) -> re.Pattern[AnyStr]:
     """Return a pattern that is compiled at its first use. An invalid `source` raises re.error only then."""
-    return cast("re.Pattern[AnyStr]", _LazyPattern(source, flags))
+    return cast("re.Pattern[AnyStr]", _LazyPattern[AnyStr](source, flags))
