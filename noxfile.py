@@ -40,6 +40,8 @@ LOWEST = {"shared": "shared[s3]", "tools/preprocess": "tools/preprocess[parquet]
 PROGRAMS = {
     "strace": ("strace",),
     "groff-base": ("groff",),
+    "zsh": ("zsh",),
+    "fish": ("fish",),
     "chromium-headless-shell": ("chromium-headless-shell", "chromium", "google-chrome", "chrome"),
 }
 CLUSTER_PROGRAMS = {"slurm-wlm": ("slurmctld",), "munge": ("munged",), "cron": ("cron",), "faketime": ("faketime",)}

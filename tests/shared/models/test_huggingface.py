@@ -293,7 +293,7 @@ def test_what_a_type_takes_for_granted(config: Any) -> None:
         ("llama4_text", "attention in chunks"),
         ("jamba", r"state-space layers \(Mamba\), and would need a scan of their own"),
         ("bamba", "state-space layers"),
-        ("kimi_linear", "linear attention"),
+        ("minimax", "linear attention"),
         ("deepseek_v32", "sparse attention"),
         ("gemma3n_text", "embeddings for every layer"),
         ("gemma4_text", r"norms of values, .*hidden_size_per_layer_input 256 .*, global_head_dim 512 .*, and would need them"),

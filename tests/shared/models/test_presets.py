@@ -62,6 +62,7 @@ PUBLISHED = {
     "deepseek-v2": 235_741_434_880,
     "deepseek-v3": 671_026_404_352,
     "kimi-k2": 1_026_408_209_408,
+    "kimi-linear-48b-a3b": 49_122_675_072,
     "qwen3-235b-a22b": 235_093_634_560,
     "olmo2-1b": 1_484_916_736,
     "olmo2-7b": 7_298_617_344,
@@ -177,7 +178,13 @@ def test_transformers_makes_the_same_model(name: str) -> None:
         *(("mixtral-8x7b", 12.9), ("mixtral-8x22b", 39.2), ("qwen3-30b-a3b", 3.353), ("qwen3-235b-a22b", 22.19)),
         *(("qwen3-next-80b-a3b", 3.875), ("qwen3.5-35b-a3b", 3.455), ("qwen3.5-122b-a10b", 9.771)),
         ("qwen3.5-397b-a17b", 17.349),
-        *(("deepseek-v2-lite", 2.661), ("deepseek-v2", 21.38), ("deepseek-v3", 37.55), ("kimi-k2", 32.86)),
+        *(
+            ("deepseek-v2-lite", 2.661),
+            ("deepseek-v2", 21.38),
+            ("deepseek-v3", 37.55),
+            ("kimi-k2", 32.86),
+            ("kimi-linear-48b-a3b", 3.48),
+        ),
         *(
             ("granite-3.1-1b-a400m", 0.43),
             ("granite-3.1-3b-a800m", 0.88),

@@ -113,7 +113,8 @@ def test_flops_of_every_family_are_those_that_torch_counts(name: str, monkeypatc
     if shape.gated_delta:
         # transformers pads to a chunk of 64 tokens, and its convolution computes what it drops.
         module = sys.modules[type(model).__module__]
-        monkeypatch.setattr(module, "torch_chunk_gated_delta_rule", lambda query, key, value, **options: (value, None))
+        rule = "chunk_kimi_delta_attention" if shape.gated_delta.decays_channels else "torch_chunk_gated_delta_rule"
+        monkeypatch.setattr(module, rule, lambda query, key, value, **options: (value, None))
         monkeypatch.setattr(module, "causal_conv1d_fn", lambda channels, *arguments, **options: channels)
         delta = shape.gated_delta
         per_layer = 4 * delta.state_size + delta.linear_conv_kernel_dim * delta.convolved_size

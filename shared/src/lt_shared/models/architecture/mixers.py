@@ -6,6 +6,7 @@ from typing import NamedTuple
 from lt_shared.models.architecture.sizes import (
     ATTENTION,
     GATED_DELTA,
+    KIMI_DELTA,
     LATENT_ATTENTION,
     MAMBA,
     NO_MIXER,
@@ -120,6 +121,20 @@ def _gated_delta_products(model: Sizes) -> int:
     return 4 * model.gated_delta.state_size
 
 
+def _kimi_delta_weights(model: Sizes) -> int:
+    """The projections of gated delta layers but for decays and gates, which pass through latents."""
+    delta = model.gated_delta
+    assert delta is not None
+    latents = 2 * delta.linear_key_head_dim * (model.hidden_size + delta.value_size)
+    return _gated_delta_weights(model) + latents
+
+
+def _kimi_delta_vectors(model: Sizes) -> int:
+    delta = model.gated_delta
+    assert delta is not None
+    return delta.linear_num_value_heads + delta.key_size + delta.linear_value_head_dim
+
+
 def _short_convolution_weights(model: Sizes) -> int:
     assert model.short_convolution is not None
     return model.hidden_size * (4 * model.hidden_size + model.short_convolution.taps)
@@ -162,6 +177,15 @@ MIXERS = {
     GATED_DELTA: Mixer(
         _gated_delta_weights,
         _gated_delta_vectors,
+        _gated_delta_divided,
+        _none_shared,
+        has_scores=False,
+        splits_samples=False,
+        products=_gated_delta_products,
+    ),
+    KIMI_DELTA: Mixer(
+        _kimi_delta_weights,
+        _kimi_delta_vectors,
         _gated_delta_divided,
         _none_shared,
         has_scores=False,

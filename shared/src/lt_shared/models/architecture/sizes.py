@@ -31,7 +31,8 @@ ScoreFunction = Literal["softmax", "sigmoid"]
 # Norms of queries and keys: per head, or over all heads at once (OLMo 2).
 QkNorm = Literal["head", "all_heads"]
 # Kinds of mixers (`lt_shared.models.architecture.mixers`).
-ATTENTION, LATENT_ATTENTION, GATED_DELTA = "attention", "latent_attention", "gated_delta"
+ATTENTION, LATENT_ATTENTION = "attention", "latent_attention"
+GATED_DELTA, KIMI_DELTA = "gated_delta", "kimi_delta"
 SHORT_CONVOLUTION, MAMBA = "short_convolution", "mamba"
 # Of a layer that is an MLP alone.
 NO_MIXER = "no_mixer"
@@ -222,9 +223,11 @@ class Sizes:
             "sliding_window",
             "attention_sinks",
             "add_bias_linear",
-            "no_rope_freq",
+            "attention_output_gate",
         )
-        excluded += ("attention_output_gate", "gated_delta")
+        # Kimi Linear's latent attention rotates nothing.
+        excluded += () if self.no_rope_freq == 1 else ("no_rope_freq",)
+        excluded += () if self.gated_delta and self.gated_delta.decays_channels else ("gated_delta",)
         both = [field for field in excluded if getattr(self, field)]
         if both:
             raise BadConfig(f"latent attention with {', '.join(both)}: no model here has both")
@@ -298,7 +301,8 @@ class Sizes:
     def mixers(self) -> Mapping[str, Sequence[int]]:
         """The layers, from 0, that have each kind of mixer; the kinds are keys of `mixers.MIXERS`."""
         attention = LATENT_ATTENTION if self.latent_attention else ATTENTION
-        parts = {GATED_DELTA: self.gated_delta, SHORT_CONVOLUTION: self.short_convolution, MAMBA: self.mamba}
+        delta_kind = KIMI_DELTA if self.gated_delta and self.gated_delta.decays_channels else GATED_DELTA
+        parts = {delta_kind: self.gated_delta, SHORT_CONVOLUTION: self.short_convolution, MAMBA: self.mamba}
         others = {kind: part.layers for kind, part in parts.items() if part is not None}
         others |= {NO_MIXER: self.mlp_layers} if self.mlp_layers else {}
         if not others:
@@ -313,7 +317,7 @@ class Sizes:
 
     def places_norms(self, layer: int) -> NormPlacement:
         """Return where the norms of a layer are. Gated delta layers have them in front, whatever the attention layers have."""
-        return "pre" if self.mixer(layer) == GATED_DELTA else self.norm_placement
+        return "pre" if self.mixer(layer) in (GATED_DELTA, KIMI_DELTA) else self.norm_placement
 
     def layer_kind(self, layer: int) -> tuple[str, bool]:
         """Return a layer's mixer and whether it has experts. Layers with the same kind have the same tensors."""

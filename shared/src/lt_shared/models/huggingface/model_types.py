@@ -25,6 +25,7 @@ from lt_shared.models.huggingface.gpt2 import GPT2
 from lt_shared.models.huggingface.gpt_oss import GPT_OSS
 from lt_shared.models.huggingface.granite import GRANITE, GRANITEMOE, GRANITEMOEHYBRID, GRANITEMOESHARED
 from lt_shared.models.huggingface.hunyuan import HUNYUAN_V1_DENSE, HUNYUAN_V1_MOE
+from lt_shared.models.huggingface.kimi_linear import KIMI_LINEAR
 from lt_shared.models.huggingface.lfm2 import LFM2, LFM2_MOE
 from lt_shared.models.huggingface.llama import LLAMA, MISTRAL, MIXTRAL, QWEN2, QWEN3
 from lt_shared.models.huggingface.minimax_m2 import MINIMAX_M2
@@ -92,6 +93,7 @@ _ALL = (
     DEEPSEEK_V2,
     DEEPSEEK_V3,
     KIMI_K2,
+    KIMI_LINEAR,
     GLM4_MOE_LITE,
     MISTRAL4,
     GLM4_MOE,

@@ -43,7 +43,7 @@ _REASONS: Mapping[str, tuple[str, ...]] = {
     STATE_SPACE: ("bamba", "falcon_h1", "falcon_mamba", "jamba", "mamba", "mamba2", "zamba", "zamba2"),
     _LINEAR_ATTENTION: (
         *("qwen4_exp", "qwen4_exp_text"),
-        *("kimi_linear", "minimax", "bailing_hybrid", "rwkv", "xlstm", "recurrent_gemma"),
+        *("minimax", "bailing_hybrid", "rwkv", "xlstm", "recurrent_gemma"),
     ),
     _SPARSE_ATTENTION: ("deepseek_v32", "deepseek_v4", "glm_moe_dsa", "glm5_next"),
     _PER_LAYER_EMBEDDINGS: ("gemma3n", "gemma3n_text"),

@@ -19,6 +19,7 @@ from lt_shared.models.presets.glm4_moe import GLM4_MOE
 from lt_shared.models.presets.gpt_oss import GPT_OSS
 from lt_shared.models.presets.granite import GRANITE
 from lt_shared.models.presets.hunyuan import HUNYUAN
+from lt_shared.models.presets.kimi_linear import KIMI_LINEAR
 from lt_shared.models.presets.lfm2 import LFM2
 from lt_shared.models.presets.minimax_m2 import MINIMAX_M2
 from lt_shared.models.presets.ministral3 import MINISTRAL3
@@ -41,6 +42,7 @@ _ALL = (
     *GEMMA,
     *GPT_OSS,
     *DEEPSEEK,
+    *KIMI_LINEAR,
     *GLM4_MOE,
     *DOTS1,
     *MINIMAX_M2,

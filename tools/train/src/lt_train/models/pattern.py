@@ -15,7 +15,7 @@ from megatron.core.transformer.transformer_block import get_num_layers_to_build
 from megatron.core.transformer.transformer_layer import get_transformer_layer_offset
 
 from lt_shared.models.architecture import Architecture, sizes
-from lt_train.config.kernels import FLASH_ATTENTION_4, Kernels, is_plain_rms_norm
+from lt_train.config.kernels import FLASH_ATTENTION_4, FLASH_LINEAR, Kernels, is_plain_rms_norm
 from lt_train.config.settings.layers import GEMM_EPILOGUE, TRITON
 from lt_train.config.settings.routing import Routing
 from lt_train.models.block import (
@@ -34,6 +34,7 @@ from lt_train.models.mixers.attention import Attention
 from lt_train.models.mixers.core_attention import CausalAttention
 from lt_train.models.mixers.flash_attention import FlashAttention
 from lt_train.models.mixers.gated_delta import GatedDeltaNet
+from lt_train.models.mixers.kimi_delta import KimiDeltaAttention
 from lt_train.models.mixers.latent_attention import LatentAttention
 from lt_train.models.mixers.mamba import MambaMixer
 from lt_train.models.mixers.short_convolution import GatedConvolution
@@ -135,7 +136,7 @@ class Pattern:
         In layers without latent attention, megatron-core stores a norm with the linear layer that follows it.
         """
         mixer, has_experts = self.architecture.layer_kind(number - 1)
-        if mixer == sizes.LATENT_ATTENTION:
+        if mixer not in (*NORMS_OF_MIXERS, sizes.NO_MIXER):
             return {}
         tables = (NORMS_OF_MIXERS, OTHER_NAMES)
         return dict([table[mixer] for table in tables if mixer in table] + ([] if has_experts else [NORM_OF_MLP]))
@@ -148,7 +149,10 @@ class Pattern:
                 return self._latent_attention(number)
             case sizes.GATED_DELTA:
                 assert self.architecture.gated_delta is not None
-                return GatedDeltaNet(self.config, self.architecture.gated_delta, self.linears)
+                return GatedDeltaNet(self.config, self.architecture.gated_delta, self.linears, self._has_delta_kernels)
+            case sizes.KIMI_DELTA:
+                assert self.architecture.gated_delta is not None
+                return KimiDeltaAttention(self.config, self.architecture.gated_delta, self.linears, self._has_delta_kernels)
             case sizes.SHORT_CONVOLUTION:
                 assert self.architecture.short_convolution is not None
                 return GatedConvolution(self.config, self.architecture.short_convolution, self.linears)
@@ -159,6 +163,10 @@ class Pattern:
                 return IdentityOp()
             case kind:
                 raise AssertionError(f"layer {number} has the mixer {kind}, which has no module")
+
+    @property
+    def _has_delta_kernels(self) -> bool:
+        return self.kernels.delta == FLASH_LINEAR
 
     def _attention(self, number: int) -> Attention:
         window = self.architecture.window(number - 1)

@@ -6,6 +6,8 @@ Every head has a state S [dk, dv], zero where a document begins. A token with qu
     S = S + b k (v - k S)
     output = q S
 
+In Kimi Delta Attention (arXiv:2510.26692), a has a number for every row of S, so for every channel of a key.
+
 Within a chunk, the values that the tokens write depend on each other by a unit triangular system of the keys' products; one solve
 gives them for all chunks at once. Only the state passes from chunk to chunk. Everything is float32, as the published models need.
 """
@@ -26,32 +28,33 @@ def gated_delta_rule(
     """Return the outputs [b, s, value heads, dv] in the dtype of `value`.
 
     `query` and `key` are [b, s, key heads, dk], not yet normalized; consecutive value heads share a key head. `value` is [b, s,
-    value heads, dv]; `log_decay`, at most 0, and `strength` are [b, s, value heads], float32. `numbers` [b, s] are the tokens'
-    document numbers, None if a sample is one document.
+    value heads, dv]; `log_decay`, at most 0, and `strength` are [b, s, value heads], float32, or `log_decay` [b, s, value heads,
+    dk] for every channel. `numbers` [b, s] are the tokens' document numbers, None if a sample is one document.
     """
     length, key_heads = key.shape[1:3]
-    chunk = min(CHUNK, length)
+    # A power of two, because products with decays for every channel halve it.
+    chunk = min(CHUNK, 1 << (length - 1).bit_length())
     padding = -length % chunk
     query = _normalized(query) * query.shape[-1] ** -0.5
     # [b, chunks, key heads, 1, tokens, dk], and [b, chunks, key heads, value heads of each, tokens, dv].
     query, key = (in_chunks(heads, chunk, padding, key_heads) for heads in (query, _normalized(key)))
     values = in_chunks(value.float(), chunk, padding, key_heads)
-    log_decay, strength = (
-        in_chunks(numbers.unsqueeze(-1), chunk, padding, key_heads) for numbers in (log_decay.float(), strength.float())
-    )
-    # The logarithm of the decay from the chunk's beginning to each token.
-    decays = log_decay.squeeze(-1).cumsum(-1)
+    by_channel = log_decay.dim() == 4
+    strength = in_chunks(strength.float().unsqueeze(-1), chunk, padding, key_heads)
+    # The logarithm of the decay from the chunk's beginning to each token [b, chunks, key heads, .., tokens, dk or 1].
+    log_decay = log_decay.float() if by_channel else log_decay.float().unsqueeze(-1)
+    decays = in_chunks(log_decay, chunk, padding, key_heads).cumsum(-2)
     visible, reads, writes, carries = visibility(numbers, chunk, padding, values.device)
-    between = (decays.unsqueeze(-1) - decays.unsqueeze(-2)).masked_fill(~visible, float("-inf")).exp()
-    from_start = (decays.exp() * reads).unsqueeze(-1)
-    to_end = ((decays[..., -1:] - decays).exp() * writes).unsqueeze(-1)
-    over_chunk = (decays[..., -1].exp() * carries)[..., None, None]
+    from_start = decays.exp() * reads.unsqueeze(-1)
+    to_end = (decays[..., -1:, :] - decays).exp() * writes.unsqueeze(-1)
+    over_chunk = (decays[..., -1, :].exp() * carries.unsqueeze(-1)).unsqueeze(-1)
 
-    system = strength * (key @ key.transpose(-1, -2)) * between
+    products = _products_by_channel if by_channel else _products
+    system = strength * products(key, key, decays, visible)
+    scores = products(query, key, decays, visible)
     sides = torch.cat((strength * values, strength * from_start * key), dim=-1)
     solved = torch.linalg.solve_triangular(system, sides, upper=False, unitriangular=True)
     written, forgotten = torch.split(solved, [values.shape[-1], key.shape[-1]], dim=-1)
-    scores = (query @ key.transpose(-1, -2)) * between
     queries, keys = query * from_start, key * to_end
 
     state = values.new_zeros(*values.shape[:1], *values.shape[2:4], key.shape[-1], values.shape[-1])
@@ -68,3 +71,36 @@ def gated_delta_rule(
 def _normalized(heads: Tensor) -> Tensor:
     heads = heads.float()
     return heads * torch.rsqrt(heads.square().sum(-1, keepdim=True) + NORM_EPSILON)
+
+
+def _products(rows: Tensor, keys: Tensor, decays: Tensor, visible: Tensor) -> Tensor:
+    """Return the products of `rows` and `keys` [.., tokens, dk], decayed from a key's token to a row's; 0 if not `visible`."""
+    between = (decays - decays.transpose(-1, -2)).masked_fill(~visible, float("-inf")).exp()
+    return (rows @ keys.transpose(-1, -2)) * between
+
+
+def _products_by_channel(rows: Tensor, keys: Tensor, decays: Tensor, visible: Tensor) -> Tensor:
+    """Return the products as `_products`, with `decays` [.., tokens, dk] for every channel.
+
+    The lower triangle is halved again and again into a square and two triangles. Between the tokens of a square lies the border
+    of its halves, so both factors of the decay, from a key's token to the border and from there to a row's, are at most 1: no
+    exponential overflows, and no product of three axes is kept.
+    """
+    tokens = rows.shape[-2]
+    # [.., triangles, 1, 1]: at first every token is a triangle, whose decay to itself is 1.
+    triangles = (rows * keys).sum(-1)[..., None, None]
+    size = 1
+    while size < tokens:
+        row_pairs, key_pairs, decay_pairs = (
+            part.reshape(*part.shape[:-2], -1, 2, size, part.shape[-1]) for part in (rows, keys, decays)
+        )
+        first, second = decay_pairs[..., 0, :, :], decay_pairs[..., 1, :, :]
+        border = first[..., -1:, :]
+        square = (row_pairs[..., 1, :, :] * (second - border).exp()) @ (
+            key_pairs[..., 0, :, :] * (border - first).exp()
+        ).transpose(-1, -2)
+        pairs = triangles.expand(*square.shape[:-3], -1, -1, -1).reshape(*square.shape[:-2], 2, size, size)
+        upper = torch.cat((pairs[..., 0, :, :], torch.zeros_like(square)), dim=-1)
+        triangles = torch.cat((upper, torch.cat((square, pairs[..., 1, :, :]), dim=-1)), dim=-2)
+        size *= 2
+    return triangles.squeeze(-3).masked_fill(~visible, 0)

@@ -44,9 +44,9 @@ def initialize(tensors: Iterable[ShardedTensor], architecture: Architecture, see
     write to the residual stream (as in GPT-2), and by sqrt(`width_multiplier`) for all matrices of layers (muP).
 
     Norms become one, or zero if the layer adds one. Biases and padded vocabulary rows become zero. Convolutions have the
-    deviation of torch's. A gated delta layer starts as megatron-core's: its decay rates uniform between 1 and 16, their biases
-    one. So does a Mamba layer, with time steps between 0.001 and 0.1, but the biases of its convolution are zero. The numbers of
-    xIELU get their first values.
+    deviation of torch's. A layer of gated delta or Kimi Delta Attention starts as megatron-core's gated delta: its decay rates
+    uniform between 1 and 16, their biases one. So does a Mamba layer, with time steps between 0.001 and 0.1, but the
+    biases of its convolution are zero. The numbers of xIELU get their first values.
     """
     norm = 0.0 if architecture.layernorm_zero_centered_gamma else 1.0
     for tensor in tensors:

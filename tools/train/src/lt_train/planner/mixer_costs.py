@@ -8,7 +8,15 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from lt_shared.models.architecture import Architecture
-from lt_shared.models.architecture.sizes import ATTENTION, GATED_DELTA, LATENT_ATTENTION, MAMBA, NO_MIXER, SHORT_CONVOLUTION
+from lt_shared.models.architecture.sizes import (
+    ATTENTION,
+    GATED_DELTA,
+    KIMI_DELTA,
+    LATENT_ATTENTION,
+    MAMBA,
+    NO_MIXER,
+    SHORT_CONVOLUTION,
+)
 
 # Tokens of a chunk of the gated delta rule and of Mamba's scan (`lt_train.ops`).
 CHUNK = 64
@@ -125,6 +133,39 @@ def _gated_delta_operands(model: Architecture) -> int:
     return delta.projected_size + delta.value_size
 
 
+def _kimi_delta_projections(model: Architecture) -> int:
+    """The projections to the latents of decays and gates."""
+    assert model.gated_delta is not None
+    return 2 * model.hidden_size * model.gated_delta.linear_key_head_dim
+
+
+def _kimi_delta_vectors(model: Architecture) -> int:
+    assert model.gated_delta is not None
+    return model.gated_delta.linear_num_value_heads + model.gated_delta.key_size
+
+
+def _kimi_delta_kept(model: Architecture, setting: Setting) -> int:
+    """The outputs of the projections in front, both latents, and the inputs of the last projection."""
+    delta = model.gated_delta
+    assert delta is not None
+    return delta.projected_size + 3 * delta.value_size + 2 * delta.linear_key_head_dim
+
+
+def _kimi_delta_operands(model: Architecture) -> int:
+    delta = model.gated_delta
+    assert delta is not None
+    return delta.projected_size + 3 * delta.value_size + 2 * delta.linear_key_head_dim
+
+
+def _kimi_delta_matrices(model: Architecture) -> int:
+    """As of gated delta; and in each of log2(64) halvings, half the tokens' queries, and keys twice, with their decays."""
+    delta = model.gated_delta
+    assert delta is not None
+    halvings = CHUNK.bit_length() - 1
+    channels = delta.linear_num_value_heads * delta.linear_key_head_dim
+    return _gated_delta_matrices(model) + (4 * halvings + 3) * channels
+
+
 def _short_convolution_kept(model: Architecture, setting: Setting) -> int:
     """The outputs of the first projection and inputs of the second; all between them is computed again."""
     return 4 * model.hidden_size
@@ -170,6 +211,9 @@ COSTS = {
     ATTENTION: MixerCosts(_zero, _attention_vectors, _attention_activations, _attention_operands),
     LATENT_ATTENTION: MixerCosts(_latent_projections, _zero, _latent_attention_activations, _attention_operands),
     GATED_DELTA: MixerCosts(_zero, _gated_delta_vectors, _gated_delta_kept, _gated_delta_operands, _gated_delta_matrices),
+    KIMI_DELTA: MixerCosts(
+        _kimi_delta_projections, _kimi_delta_vectors, _kimi_delta_kept, _kimi_delta_operands, _kimi_delta_matrices
+    ),
     SHORT_CONVOLUTION: MixerCosts(
         _zero, _zero, _short_convolution_kept, _short_convolution_operands, _short_convolution_recomputed
     ),

@@ -13,6 +13,7 @@ from lt_convert.weights.families.gpt2 import GPT2
 from lt_convert.weights.families.gpt_oss import GPT_OSS
 from lt_convert.weights.families.granite import GRANITE, GRANITE4
 from lt_convert.weights.families.hunyuan import HUNYUAN_V1_DENSE, HUNYUAN_V1_MOE
+from lt_convert.weights.families.kimi_linear import KIMI_LINEAR
 from lt_convert.weights.families.lfm2 import LFM2, LFM2_MOE
 from lt_convert.weights.families.llama import LLAMA
 from lt_convert.weights.families.minimax_m2 import MINIMAX_M2
@@ -87,6 +88,7 @@ FAMILIES = {
     "deepseek_v2": DEEPSEEK,
     "deepseek_v3": DEEPSEEK,
     "kimi_k2": DEEPSEEK,
+    "kimi_linear": KIMI_LINEAR,
     "glm4_moe_lite": DEEPSEEK,
     "mistral4": MISTRAL4,
     "glm4_moe": GLM4_MOE,

@@ -23,10 +23,7 @@ PARTS: tuple[Any, ...] = (experts, latent_attention, gated_delta, mup)
 
 
 def _complete_model(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[Any]:
-    from click.shell_completion import CompletionItem
-
-    names = [CompletionItem(name) for name in presets.PRESETS if name.startswith(incomplete)]
-    return [*names, CompletionItem(incomplete, type="file")]
+    return console.names_and_files(presets.PRESETS, incomplete)
 
 
 OPTIONS = console.section(
