@@ -18,6 +18,7 @@ from lt_train.config import kernels
 from lt_train.config.checks import layout_problems
 from lt_train.config.cluster import GIB, Cluster
 from lt_train.config.run_config import RunConfig
+from lt_train.config.settings import pipeline_layout
 from lt_train.planner import expert_costs, measured_speeds, memory_estimate
 from lt_train.planner.layout_space import EXPERT_SIZE, LayoutSpace
 from lt_train.planner.memory_estimate import Estimate, MemoryEstimate
@@ -30,9 +31,10 @@ LESS_MEMORY = "more GPUs, or --parallel auto, --use-torch-fsdp2, --recompute-gra
 RECOMPUTATION = 1 / 3
 LARGE_BUBBLE = 0.2
 SIZES = (
-    *("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size", "sequence_parallel"),
+    *("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size"),
     *("decoder_first_pipeline_num_layers", "decoder_last_pipeline_num_layers", "num_layers_per_virtual_pipeline_stage"),
     "num_virtual_stages_per_pipeline_rank",
+    *pipeline_layout.EVEN,
 )
 
 
@@ -173,9 +175,14 @@ def memory_shortage(estimate: Estimate, cluster: Cluster) -> Shortage | None:
     return None
 
 
+def layout_options(options: dict[str, Any]) -> dict[str, Any]:
+    """Return the layout options that differ from their defaults."""
+    return {name: options[name] for name in SIZES if options[name] is True or options[name] not in (None, False, 1)}
+
+
 def layout_flags(options: dict[str, Any]) -> list[str]:
     """Return the flags of the layout options that differ from their defaults."""
-    return [f"--{name.replace('_', '-')}" for name in SIZES if options[name] not in (None, False, 1)]
+    return [f"--{name.replace('_', '-')}" for name in layout_options(options)]
 
 
 def choose(config: RunConfig, options: dict[str, Any], cluster: Cluster) -> Choice:
