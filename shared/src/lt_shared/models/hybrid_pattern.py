@@ -14,7 +14,6 @@ from typing import Any
 from lt_shared.console import BadConfig
 from lt_shared.models.architecture import Architecture
 from lt_shared.models.architecture.sizes import ATTENTION, GATED_DELTA, LATENT_ATTENTION, MAMBA, NO_MIXER
-from lt_shared.models.megatron_arguments import mamba
 
 STAGE_BORDER, PREDICTION = "|", "/"
 # The symbols of mixers by kind, and of MLPs without and with experts.
@@ -27,6 +26,8 @@ UNSUPPORTED = {
     "G": "a gated delta layer (GDN)",
     "D": "sparse attention with an indexer (DeepSeek Sparse Attention)",
 }
+# Our arguments that list the Mamba layers and the layers of an MLP alone in a decoder without a pattern.
+MAMBA_LAYERS, MLP_LAYERS = "lt_mamba_layers", "lt_mlp_layers"
 # Megatron-LM's arguments for the pattern: today's name, and the name until 2025.
 ARGUMENTS = ("hybrid_layer_pattern", "hybrid_override_pattern")
 # The function that builds every pattern's layers, as Megatron-LM's `--spec` and the name before it had it.
@@ -148,7 +149,7 @@ def to_decoder(arguments: Mapping[str, Any], name: str) -> dict[str, Any]:
     text = stored(arguments)
     if text is None:
         return dict(arguments)
-    has_single_parts = MIXERS[MAMBA] in text and mamba.LAYERS not in arguments
+    has_single_parts = MIXERS[MAMBA] in text and MAMBA_LAYERS not in arguments
     pattern = parse(text, name, with_mamba=True, has_single_parts=has_single_parts)
     result = {key: value for key, value in arguments.items() if key not in (*ARGUMENTS, *_WITHOUT_STATE_SPACE)}
     if tuple(result.get("spec") or ()) in SPECS:
@@ -161,8 +162,8 @@ def to_decoder(arguments: Mapping[str, Any], name: str) -> dict[str, Any]:
     result |= {"num_layers": len(pattern.blocks), "multi_latent_attention": kinds == {LATENT_ATTENTION}}
     if has_single_parts:
         return result | _single_part_layers(pattern, text, name)
-    if MIXERS[MAMBA] in text and pattern.layers_with(MAMBA) != list(arguments[mamba.LAYERS]):
-        raise BadConfig(f"{name}: the layer pattern {text!r:.80} and {mamba.LAYERS} contradict each other")
+    if MIXERS[MAMBA] in text and pattern.layers_with(MAMBA) != list(arguments[MAMBA_LAYERS]):
+        raise BadConfig(f"{name}: the layer pattern {text!r:.80} and {MAMBA_LAYERS} contradict each other")
     frequency = pattern.expert_frequency
     if not any(frequency):
         result["num_experts"] = None
@@ -181,7 +182,7 @@ def _single_part_layers(pattern: Pattern, text: str, name: str) -> dict[str, Any
     if with_experts and with_experts != mlps:
         raise BadConfig(f"{name}: the layer pattern {text!r:.80} has experts in some MLPs, and here all have them, or none")
     experts = {} if with_experts else {"num_experts": None}
-    return {mamba.LAYERS: pattern.layers_with(MAMBA), mamba.MLP_LAYERS: mlps, "moe_layer_freq": 1, **experts}
+    return {MAMBA_LAYERS: pattern.layers_with(MAMBA), MLP_LAYERS: mlps, "moe_layer_freq": 1, **experts}
 
 
 def _windows_of_blocks(frequency: Any, pattern: Pattern, name: str) -> list[int]:
@@ -203,7 +204,7 @@ def from_decoder(arguments: Mapping[str, Any], architecture: Architecture) -> di
     """HybridModel's arguments, from GPTModel's for the same architecture. Raises BadConfig as `of_architecture`."""
     pattern = of_architecture(architecture)
     # The list of Mamba layers tells blocks of two parts from layers of one part.
-    unsaid = ("moe_layer_freq", *((mamba.LAYERS, mamba.MLP_LAYERS) if architecture.mlp_layers else ()))
+    unsaid = ("moe_layer_freq", *((MAMBA_LAYERS, MLP_LAYERS) if architecture.mlp_layers else ()))
     result = {key: value for key, value in arguments.items() if key not in unsaid}
     result |= {"num_layers": len(pattern), ARGUMENTS[0]: pattern, "spec": list(SPEC)}
     if architecture.no_rope_freq == 1:

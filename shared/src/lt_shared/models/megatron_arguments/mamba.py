@@ -10,8 +10,8 @@ from typing import Any
 from lt_shared.console import BadConfig
 from lt_shared.models.architecture import Architecture, Mamba
 from lt_shared.models.architecture.mamba import SIZES
+from lt_shared.models.hybrid_pattern import MAMBA_LAYERS, MLP_LAYERS
 
-LAYERS, MLP_LAYERS = "lt_mamba_layers", "lt_mlp_layers"
 # Fields that megatron-core has no argument for, with the only values that it computes.
 _WITHOUT_ARGUMENT = {"taps": 4, "convolution_bias": True, "least_step": 0.0}
 _PREFIX = "lt_mamba_"
@@ -25,16 +25,16 @@ def to_arguments(architecture: Architecture) -> dict[str, Any]:
     sizes = {name: getattr(mamba, name) for name in SIZES}
     other = {_PREFIX + name: getattr(mamba, name) for name, usual in _WITHOUT_ARGUMENT.items() if getattr(mamba, name) != usual}
     mlps = {MLP_LAYERS: list(architecture.mlp_layers)} if architecture.mlp_layers else {}
-    return {LAYERS: list(mamba.layers), **mlps, **sizes, **other}
+    return {MAMBA_LAYERS: list(mamba.layers), **mlps, **sizes, **other}
 
 
 def from_arguments(arguments: Mapping[str, Any], name: str) -> dict[str, Any]:
     """Return the fields of an architecture, none without Mamba layers. Raises BadConfig and KeyError."""
-    layers, mlps = arguments.get(LAYERS), arguments.get(MLP_LAYERS) or ()
+    layers, mlps = arguments.get(MAMBA_LAYERS), arguments.get(MLP_LAYERS) or ()
     if layers is None and not mlps:
         return {}
     if not isinstance(layers, list | tuple) or not isinstance(mlps, list | tuple):
-        raise BadConfig(f"{name}: {LAYERS} is {layers!r:.80} and {MLP_LAYERS} {mlps!r:.80}, not lists of layers")
+        raise BadConfig(f"{name}: {MAMBA_LAYERS} is {layers!r:.80} and {MLP_LAYERS} {mlps!r:.80}, not lists of layers")
     sizes = {size: arguments[size] for size in SIZES if size != "mamba_num_heads"}
     # megatron-core's number of heads makes the layer twice as wide as the residual stream.
     heads = arguments.get("mamba_num_heads") or 2 * arguments["hidden_size"] // sizes["mamba_head_dim"]
