@@ -203,7 +203,7 @@ def _windows_of_blocks(frequency: Any, pattern: Pattern, name: str) -> list[int]
 def from_decoder(arguments: Mapping[str, Any], architecture: Architecture) -> dict[str, Any]:
     """HybridModel's arguments, from GPTModel's for the same architecture. Raises BadConfig as `of_architecture`."""
     pattern = of_architecture(architecture)
-    # The list of Mamba layers tells blocks of two parts from layers of one part.
+    # The list of Mamba layers tells blocks with two parts from layers with one part.
     unsaid = ("moe_layer_freq", *((MAMBA_LAYERS, MLP_LAYERS) if architecture.mlp_layers else ()))
     result = {key: value for key, value in arguments.items() if key not in unsaid}
     result |= {"num_layers": len(pattern), ARGUMENTS[0]: pattern, "spec": list(SPEC)}

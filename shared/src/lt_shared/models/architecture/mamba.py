@@ -8,7 +8,7 @@ from lt_shared.models.architecture import mixer_layers
 from lt_shared.models.rope_scaling import check_counts, check_numbers
 
 _KIND = "Mamba-2"
-# The names of megatron-core, and the taps of its convolution, for which it has no argument.
+# The names of megatron-core, which has no argument for the taps.
 SIZES = ("mamba_num_heads", "mamba_head_dim", "mamba_state_dim", "mamba_num_groups")
 
 
@@ -62,13 +62,13 @@ class Mamba:
 
     @property
     def part_sizes(self) -> dict[str, int]:
-        """The rows of each part of the input projection, by megatron-core's names, in their order."""
+        """The rows per part of the input projection, by megatron-core's names, in their order."""
         inner, group = self.inner_size, self.group_size
         return {"z": inner, "x": inner, "B": group, "C": group, "dt": self.mamba_num_heads}
 
     @property
     def state_size(self) -> int:
-        """The numbers in the states of all heads."""
+        """The numbers in the heads' states."""
         return self.inner_size * self.mamba_state_dim
 
 

@@ -47,9 +47,9 @@ class Sizes:
     window if it differs from `rotary_base`; these layers then have no scaling either. With `no_rope_freq` n, every n-th layer
     rotates nothing. `softmax_scale` replaces the inverse root of the head size. `attention_sinks` gives every head a learned
     logit that takes part in the softmax and is then dropped. With `attention_output_gate`, every channel of attention's output is
-    multiplied by the sigmoid of a projection. The layers of `gated_delta` have a recurrent state in place of attention, and
-    the layers of `short_convolution` have a convolution of a few tokens, those of `mamba` a recurrent state. With `mlp_layers`,
-    each layer has one part: these layers are an MLP alone, and all others a mixer alone (Nemotron-H).
+    multiplied by the sigmoid of a projection. The layers of `gated_delta` and `mamba` have a recurrent state in place of
+    attention, and the layers of `short_convolution` a convolution of a few tokens. With `mlp_layers`, each layer has one part:
+    these layers are an MLP alone, and all others a mixer alone (Nemotron-H).
     `qk_layernorm_after_rope` normalizes queries and keys behind the rotation (Hunyuan). With `query_temperature_beta` b, a query
     at position p is multiplied by 1 + b log(1 + floor(p / the original positions of YaRN)) (Ministral 3).
     `add_bias_linear` gives biases to the router and to all linear layers, QKV included; `add_qkv_bias` is then False.

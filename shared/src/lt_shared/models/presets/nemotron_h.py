@@ -1,4 +1,4 @@
-"""Nemotron-H, Nemotron Nano 2 and Nemotron 3 Nano: layers of one part, most of them Mamba-2; and tiny ones."""
+"""Nemotron-H, Nemotron Nano 2 and Nemotron 3 Nano: layers with a single part, mostly Mamba-2; and tiny ones."""
 
 import dataclasses
 

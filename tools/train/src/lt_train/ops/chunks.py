@@ -5,7 +5,7 @@ from torch import Tensor
 
 
 def in_chunks(heads: Tensor, chunk: int, padding: int, groups: int) -> Tensor:
-    """Pad `heads` [b, s, heads, d] with `padding` tokens and return [b, chunks, groups, heads of each, tokens, d]."""
+    """Pad `heads` [b, s, heads, d] with `padding` tokens and return [b, chunks, groups, heads per group, tokens, d]."""
     padded = torch.nn.functional.pad(heads, (0, 0, 0, 0, 0, padding))
     shape = (heads.shape[0], -1, chunk, groups, heads.shape[2] // groups, heads.shape[3])
     return padded.reshape(shape).permute(0, 1, 3, 4, 2, 5)

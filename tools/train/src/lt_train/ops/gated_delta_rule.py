@@ -36,7 +36,7 @@ def gated_delta_rule(
     chunk = min(CHUNK, 1 << (length - 1).bit_length())
     padding = -length % chunk
     query = _normalized(query) * query.shape[-1] ** -0.5
-    # [b, chunks, key heads, 1, tokens, dk], and [b, chunks, key heads, value heads of each, tokens, dv].
+    # [b, chunks, key heads, 1, tokens, dk], and [b, chunks, key heads, value heads per key head, tokens, dv].
     query, key = (in_chunks(heads, chunk, padding, key_heads) for heads in (query, _normalized(key)))
     values = in_chunks(value.float(), chunk, padding, key_heads)
     by_channel = log_decay.dim() == 4
@@ -63,7 +63,7 @@ def gated_delta_rule(
         update = written[:, index] - forgotten[:, index] @ state
         outputs.append(queries[:, index] @ state + scores[:, index] @ update)
         state = state * over_chunk[:, index] + keys[:, index].transpose(-1, -2) @ update
-    # [b, chunks, key heads, value heads of each, tokens, dv] to [b, s, value heads, dv].
+    # [b, chunks, key heads, value heads per key head, tokens, dv] to [b, s, value heads, dv].
     stacked = torch.stack(outputs, dim=1).permute(0, 1, 4, 2, 3, 5)
     return stacked.reshape(value.shape[0], -1, *value.shape[2:])[:, :length].to(value.dtype)
 

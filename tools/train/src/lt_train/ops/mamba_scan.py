@@ -30,7 +30,7 @@ def mamba_scan(
     length, groups = inputs.shape[1:3]
     chunk = min(CHUNK, length)
     padding = -length % chunk
-    # [b, chunks, groups, 1, tokens, n], and [b, chunks, groups, heads of each, tokens, p].
+    # [b, chunks, groups, 1, tokens, n], and [b, chunks, groups, heads per group, tokens, p].
     inputs, outputs = (in_chunks(part.float(), chunk, padding, groups) for part in (inputs, outputs))
     stepped = in_chunks(values.float() * steps.unsqueeze(-1), chunk, padding, groups)
     # The logarithm of the decay from the chunk's beginning to each token.
@@ -49,5 +49,5 @@ def mamba_scan(
         states.append(state)
         state = state * over_chunk[:, index] + written[:, index]
     mixed = within + from_start * (outputs @ torch.stack(states, dim=1))
-    # [b, chunks, groups, heads of each, tokens, p] to [b, s, heads, p].
+    # [b, chunks, groups, heads per group, tokens, p] to [b, s, heads, p].
     return mixed.permute(0, 1, 4, 2, 3, 5).reshape(values.shape[0], -1, *values.shape[2:])[:, :length]

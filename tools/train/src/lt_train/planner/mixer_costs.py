@@ -192,13 +192,13 @@ def _short_convolution_operands(model: Architecture) -> int:
 
 
 def _short_convolution_recomputed(model: Architecture, setting: Setting) -> int:
-    """B * x, a shifted copy of it for every tap, and the convolution's output."""
+    """B * x, a shifted copy for every tap, and the convolution's output."""
     assert model.short_convolution is not None
     return (2 + model.short_convolution.taps) * model.hidden_size
 
 
 def _mamba_vectors(model: Architecture) -> int:
-    """The vectors that the ranks divide: all of them."""
+    """All vectors, because the ranks divide every one."""
     mamba = model.mamba
     assert mamba is not None
     return 3 * mamba.mamba_num_heads + mamba.inner_size + (mamba.convolved_size if mamba.convolution_bias else 0)
@@ -215,7 +215,7 @@ def _mamba_operands(model: Architecture) -> int:
 
 
 def _mamba_matrices(model: Architecture, setting: Setting) -> int:
-    """The matrices between a chunk's tokens, the states of each chunk, values in several forms, and B and C."""
+    """The matrices between a chunk's tokens, a state per chunk, values in several forms, and B and C."""
     mamba = model.mamba
     assert mamba is not None
     heads, values = mamba.mamba_num_heads, mamba.mamba_head_dim

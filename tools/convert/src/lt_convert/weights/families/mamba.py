@@ -1,7 +1,7 @@
 """The tensors of Mamba-2 layers, under the names of megatron-core's MambaMixer.
 
 torch_dist has a tensor for each part of the input projection: gates (z), values (x), inputs (B), outputs (C) and time steps (dt),
-because tensor-parallel ranks divide the heads of each; likewise for the convolution's weights and biases. Megatron's legacy
+because tensor-parallel ranks divide its heads; likewise for the convolution's weights and biases. Megatron's legacy
 format and TorchTitan have no such layers.
 """
 
@@ -58,7 +58,7 @@ def shapes(architecture: Architecture, layer: str) -> dict[str, Shape]:
 
 
 def table(layer: str, norm: str) -> Table:
-    """Megatron's rows for a mixer with the canonical prefix `layer`, and for the norm in front of it."""
+    """Megatron's rows for a mixer with the canonical prefix `layer`, and for the norm before the mixer."""
     convolutions = [f"conv1d.{kind}" for kind in ("weight", "bias")]
     return {
         f"{MEGATRON_MIXER}in_proj.layer_norm_weight": Rows(norm),

@@ -83,7 +83,7 @@ class MambaMixer(MegatronModule):  # type: ignore[misc]
 
 
 class GatedGroupNorm(torch.nn.Module):
-    """Multiply by the SiLU of a gate, then normalize the channels of each group by their root mean square."""
+    """Multiply by the SiLU of a gate, then normalize the channels per group by their root mean square."""
 
     def __init__(self, config: TransformerConfig, channels: int, groups: int, eps: float):
         super().__init__()
@@ -103,7 +103,7 @@ class GatedGroupNorm(torch.nn.Module):
 
 
 def _steps_and_rates(steps: Tensor, biases: Tensor, log_rates: Tensor, least: float) -> tuple[Tensor, Tensor]:
-    """Return float32 time steps [b, s, heads], and the rates [heads] at which the states decay."""
+    """Return float32 time steps [b, s, heads], and the states' decay rates [heads]."""
     return softplus(steps.float() + biases.float()).clamp(min=least), -log_rates.float().exp()
 
 

@@ -10,7 +10,7 @@ _PARTS = ("short_convolution", "mamba")
 
 
 def changed_fields(base: Architecture, changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields that a changed number of layers changes: of each list of layers, the beginning remains."""
+    """Return the fields that a changed number of layers changes: the lists of layers keep their beginnings."""
     count = changes.get("num_layers", base.num_layers)
     parts = {name: getattr(base, name) for name in _PARTS if getattr(base, name) is not None}
     fields = {
