@@ -309,8 +309,8 @@ def missing_delta_kernels(run: Run) -> str:
     return f"pip install {FLASH_LINEAR_ATTENTION.distribution} has faster kernels for gated delta"
 
 
-def keeps_delta_inputs(run: Run) -> bool:
-    """Return whether layers of gated delta keep all inputs of their kernels. The memory estimate depends on this."""
+def has_delta_kernels(run: Run) -> bool:
+    """Return whether flash-linear-attention computes layers of gated delta. The memory estimate depends on this."""
     return _delta(run, NONE_FAILED) == FLASH_LINEAR
 
 

@@ -23,7 +23,7 @@ class Activations:
 
     A step has at most `micro_batches` micro batches of `tokens` tokens on a rank; an activation takes `number_bytes` bytes. The
     flags name kernels that keep fewer activations: `fuses_layers` means Triton's kernels, `fuses_loss` makes no float32 copy of
-    the logits, `groups_experts` and `exchanges_whole_tokens` are defined in `lt_train.config.kernels`.
+    the logits, `groups_experts`, `exchanges_whole_tokens` and `has_delta_kernels` are defined in `lt_train.config.kernels`.
     """
 
     model: Architecture
@@ -36,6 +36,7 @@ class Activations:
     fuses_loss: bool
     groups_experts: bool
     exchanges_whole_tokens: bool
+    has_delta_kernels: bool = False
 
     def bytes_on_rank(self, pipeline_rank: int) -> int:
         """Return the bytes of the micro batches in flight on a pipeline rank, between their forward and backward pass."""
@@ -60,7 +61,7 @@ class Activations:
         mtp_bytes = mtp_layers * (mtp_layer_bytes + 4 * self.residual_bytes)
         logit_bytes = (1 + mtp_layers) * self._logit_bytes() if is_last else 0
         # The logits are gone when the first layer is computed again.
-        mixer_numbers = max((COSTS[mixer].recomputed(self.model) for mixer in mixers), default=0)
+        mixer_numbers = max((COSTS[mixer].recomputed(self.model, self._mixer_setting) for mixer in mixers), default=0)
         mixer_bytes = 4 * mixer_numbers // parallel.tensor * self.tokens
         transient_bytes = max(logit_bytes, recomputed_bytes + max(self._expert_backward_bytes(), mixer_bytes))
         return int(kept_bytes * max(1, in_flight)) + mtp_bytes + transient_bytes + self._deferred_gradient_bytes(pipeline_rank)
@@ -102,9 +103,13 @@ class Activations:
 
     def _mixer_width(self, mixer: str) -> int:
         """Numbers per token that a mixer keeps, on all tensor-parallel ranks together."""
+        return COSTS[mixer].activations(self.model, self._mixer_setting)
+
+    @property
+    def _mixer_setting(self) -> Setting:
         recomputes_core = self.recompute is not None and "core_attn" in self.recompute.modules
-        setting = Setting(self.fuses_layers, recomputes_core, self.parallel.context, self.parallel.tensor)
-        return COSTS[mixer].activations(self.model, setting)
+        parallel = self.parallel
+        return Setting(self.fuses_layers, recomputes_core, parallel.context, parallel.tensor, self.has_delta_kernels)
 
     def _mlp_width(self) -> int:
         """Return the numbers per token that an MLP or an expert keeps: input and output of GELU, or four for SwiGLU.
