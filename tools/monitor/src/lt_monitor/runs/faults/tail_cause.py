@@ -212,7 +212,7 @@ def _open_faults(tail: LogTail) -> list[Record]:
 
 
 def _is_time_limit(fault: Record, over: int) -> bool:
-    return fault["fault"] == "time-limit" and over - fault["src"]["offset"] <= KILL_WAIT_BYTES
+    return fault["fault"] == "time-limit" and int(over - fault["src"]["offset"]) <= KILL_WAIT_BYTES
 
 
 def _says_failure(faults: Sequence[Record]) -> bool:
