@@ -78,7 +78,6 @@ COMMANDS = (
     ),
     Command("preprocess stream, to the store", "lt_preprocess {local}/a.jsonl --tokenizer {tokenizer} --stream -o {store}/out"),
     Command("monitor, from the store", "lt_monitor scrape {inputs}/run.log"),
-    Command("monitor with a state, from the store", "lt_monitor scrape --state {place}/state {inputs}/run.log"),
     Command("monitor summary, from the store", "lt_monitor summarize --json {inputs}/run.log"),
     Command("train, to the store", f"lt_train {SMALL} --mock-data --save {{store}}/run"),
     Command(
@@ -141,9 +140,7 @@ class Campaign:
         process = subprocess.Popen([python, "-m", *words], env=os.environ | variables, stdout=PIPE, stderr=PIPE, text=True)
         done = ended(process)
         if words[0] == "lt_monitor" or "verify" in words:
-            # With a state, a run goes on where the one before ended.
-            with open(place / "stdout", "a" if "--state" in words else "w") as output:
-                output.write(done.stdout)
+            (place / "stdout").write_text(done.stdout)
         return done
 
     @functools.cache  # noqa: B019

@@ -107,10 +107,18 @@ def test_the_planner_counts_what_a_layer_computes_again(monkeypatch: pytest.Monk
     parallel = Parallelism("cpu", 1, 1, 1, False, False)
     activations = Activations(TINY, parallel, None, 1, 4096, 4, False, True, False, False)
     counted = activations.bytes_on_rank(0)
-    monkeypatch.setitem(mixer_costs.COSTS, GATED_DELTA, row._replace(recomputed=lambda model: 0))
+    monkeypatch.setitem(mixer_costs.COSTS, GATED_DELTA, row._replace(recomputed=lambda model, setting: 0))
     logits = 4096 * 2048 * 4
     assert counted - activations.bytes_on_rank(0) == 4096 * 4 * (4 * (5 * 64 + 11 * 32 + 32 * 32 // 64)) - logits
     assert mixer_costs.CHUNK == CHUNK
+
+
+def test_the_planner_counts_what_kernels_keep() -> None:
+    plain, kernels = (mixer_costs.Setting(True, False, 1, 1, has_kernels) for has_kernels in (False, True))
+    row = mixer_costs.COSTS[GATED_DELTA]
+    # Normed queries and keys of 64 channels, values and outputs of 128, and a row of a chunk's matrix for each of 4 heads.
+    assert row.activations(TINY, kernels) - row.activations(TINY, plain) == 2 * 64 + 2 * 128 + 4 * 64
+    assert row.recomputed(TINY, kernels) < row.recomputed(TINY, plain)
 
 
 def test_parameters_of_a_rank() -> None:

@@ -127,7 +127,7 @@ def slurm(chain: str, time_limit: str | None, container_mounts: str, **options: 
     environment = sbatch_options.NodeEnvironment(options["module"], options["venv"], options["conda"])
     gpus, more = options["gpus_per_node"], options["sbatch_option"]
     script_options = sbatch.SbatchOptions(time_limit, container_mounts, gpus, named, more, environment)
-    click.echo(sbatch.render(_job(options, instance, {}), chain, script_options), nl=False)
+    click.echo(sbatch.render(_job(options, instance, {}, keeps_nodes=True), chain, script_options), nl=False)
 
 
 @command.command("k8s", cls=JobCommand, examples=K8S_EXAMPLES, context_settings=PASSED_ON)
@@ -193,7 +193,7 @@ def k8s(kind: str, queue: str | None, download: tuple[str, ...], download_to: st
     click.echo(kubernetes.render(job, kind, pods, queue, download, directory), nl=False)
 
 
-def _job(options: dict[str, Any], instance: Any, sizes: Mapping[str, str]) -> Any:
+def _job(options: dict[str, Any], instance: Any, sizes: Mapping[str, str], keeps_nodes: bool = False) -> Any:
     from lt_train.render import job_spec
 
     return job_spec.make(
@@ -208,4 +208,5 @@ def _job(options: dict[str, Any], instance: Any, sizes: Mapping[str, str]) -> An
         convert=options["convert"],
         sizes=sizes,
         least_nodes=options["nodes"][0],
+        keeps_nodes=keeps_nodes,
     )

@@ -20,6 +20,7 @@ from lt_train.config.kernel_obstacles import (
     Capability,
     Obstacles,
     Run,
+    delta_rule_obstacles,
     gemm_epilogue_obstacles,
     grouped_expert_obstacles,
     grouped_fp8_obstacles,
@@ -28,7 +29,7 @@ from lt_train.config.kernel_obstacles import (
     overlap_obstacles,
     shared_shard_obstacles,
 )
-from lt_train.config.optional_packages import FLASH_ATTENTION, QUACK, SYMMETRIC_MEMORY, Package
+from lt_train.config.optional_packages import FLASH_ATTENTION, FLASH_LINEAR_ATTENTION, QUACK, SYMMETRIC_MEMORY, Package
 from lt_train.config.settings.layers import (
     AUTO,
     FLASH,
@@ -48,6 +49,7 @@ Failures = Mapping[Package, str]
 NONE_FAILED: Failures = {}
 
 FLASH_ATTENTION_4 = "flash-attn-4"
+FLASH_LINEAR = "flash-linear-attention"
 SDPA = "sdpa"
 FLEX = "flex-attention"
 GROUPED = "grouped"
@@ -71,8 +73,9 @@ class Kernels:
     `attention` is "flash-attn-4", "sdpa" (PyTorch's, cuDNN first) or "flex-attention"; `swiglu` "gemm-epilogue", "triton" or
     "torch"; `cross_entropy` "fused-linear", "triton" or "torch"; `norm`, `rope` and `adamw` "triton" or "torch"; `fp8_cast`
     "triton" or "torch", None without fp8; `experts` "grouped-fp8", "grouped-gemm-epilogue", "grouped" or "sequential", None
-    without experts; `collectives` of tensor parallelism or FSDP "symmetric-memory", which overlaps them with GEMMs, or "torch",
-    None without both.
+    without experts; `delta`, for layers of gated delta and of Kimi Delta Attention, "flash-linear-attention" or "torch", None
+    without them; `collectives` of tensor parallelism or FSDP "symmetric-memory", which overlaps them with GEMMs, or "torch", None
+    without both.
     `recomputes_swiglu`: the backward pass computes SwiGLU again instead of keeping its output.
     """
 
@@ -86,6 +89,7 @@ class Kernels:
     experts: str | None
     collectives: str | None
     recomputes_swiglu: bool
+    delta: str | None = None
 
     @property
     def groups_experts(self) -> bool:
@@ -120,6 +124,7 @@ def choose(run: Run, capability: Capability, failed: Failures = NONE_FAILED) -> 
         collectives=_collectives(run, failed),
         # If the whole MLP is recomputed, SwiGLU is recomputed with it.
         recomputes_swiglu=SWIGLU in modules and "mlp" not in modules,
+        delta=_delta(run, failed),
     )
 
 
@@ -288,6 +293,25 @@ def _experts(run: Run, capability: Capability, failed: Failures) -> str | None:
     if not is_there or _reason(grouped_gemm_epilogue_obstacles(run, capability)):
         return GROUPED
     return GROUPED_GEMM_EPILOGUE if _reason(grouped_fp8_obstacles(run)) else GROUPED_FP8
+
+
+def _delta(run: Run, failed: Failures) -> str | None:
+    if run.architecture.gated_delta is None:
+        return None
+    is_there = FLASH_LINEAR_ATTENTION not in failed and not FLASH_LINEAR_ATTENTION.missing()
+    return FLASH_LINEAR if is_there and _reason(delta_rule_obstacles(run)) is None else TORCH
+
+
+def missing_delta_kernels(run: Run) -> str:
+    """Return how to install kernels for the layers of gated delta; empty if they are installed or could not compute the run."""
+    if run.architecture.gated_delta is None or _reason(delta_rule_obstacles(run)) or not FLASH_LINEAR_ATTENTION.missing():
+        return ""
+    return f"pip install {FLASH_LINEAR_ATTENTION.distribution} has faster kernels for gated delta"
+
+
+def has_delta_kernels(run: Run) -> bool:
+    """Return whether flash-linear-attention computes layers of gated delta. The memory estimate depends on this."""
+    return _delta(run, NONE_FAILED) == FLASH_LINEAR
 
 
 def _wants_overlap(run: Run) -> bool:

@@ -32,10 +32,15 @@ class Package:
 
 FLASH_ATTENTION = Package("flash-attn-4", "flash-attn-4", ("flash_attn.cute", "cutlass"))
 QUACK = Package("quack", "quack-kernels", ("quack", "cutlass"))
+# fla imports transformers if flash-linear-attention, which has its models, is installed, too.
+FLASH_LINEAR_ATTENTION = Package("flash-linear-attention", "fla-core", ("fla", "einops"))
 # A part of torch that works if the GPUs can read each other's memory.
 SYMMETRIC_MEMORY = Package("symmetric memory", "symmetric memory", ("torch",))
 # The log's header has these versions: the packages with kernels for a run.
-DISTRIBUTIONS = ("torch", "megatron-core", "triton", "flash-attn-4", "quack-kernels", "nvidia-cutlass-dsl", "transformer-engine")
+DISTRIBUTIONS = (
+    *("torch", "megatron-core", "triton", "flash-attn-4", "quack-kernels", "nvidia-cutlass-dsl", "fla-core"),
+    "transformer-engine",
+)
 
 
 @functools.cache

@@ -21,6 +21,7 @@ from torch import Tensor
 from torch.nn.functional import silu, softplus
 
 from lt_shared.models.architecture import GatedDelta
+from lt_train.kernels import delta_rules
 from lt_train.models import recomputation
 from lt_train.models.linear import Linears, Outputs
 from lt_train.models.mixers.convolution import Convolution, sharded_parameter, split_rows
@@ -32,13 +33,13 @@ from lt_train.ops.gated_delta_rule import gated_delta_rule
 class GatedDeltaNet(MegatronModule):  # type: ignore[misc]
     """Mix hidden states [s, b, h] of whole samples; needs no positions.
 
-    The backward pass computes all between the two projections again, because the matrices between the tokens of a chunk take more
-    memory than all other activations of the layer.
+    `by_kernels`: flash-linear-attention's kernels compute all between the two projections. Without them, the backward pass
+    computes it again, because a chunk's matrices take more memory than all other activations of the layer.
     """
 
-    def __init__(self, config: TransformerConfig, sizes: GatedDelta, linears: Linears):
+    def __init__(self, config: TransformerConfig, sizes: GatedDelta, linears: Linears, by_kernels: bool = False):
         super().__init__(config=config)
-        self.sizes, self.ranks = sizes, config.tensor_model_parallel_size
+        self.sizes, self.ranks, self.by_kernels = sizes, config.tensor_model_parallel_size, by_kernels
         heads = sizes.linear_num_value_heads
         self.in_proj = linears.column(config.hidden_size, sizes.projected_size, bias=False)
         self.conv1d = Convolution(config, sizes.convolved_size, sizes.linear_conv_kernel_dim, has_silu=True)
@@ -51,6 +52,8 @@ class GatedDeltaNet(MegatronModule):  # type: ignore[misc]
     def forward(self, hidden_states: Tensor, documents: Tensor | None, angles: Tensor | None) -> Outputs:
         """Return [s, b, h], and no bias. `documents` [b, n + 1] are document borders; `angles` is unused."""
         projected, _ = self.in_proj(hidden_states)
+        if self.by_kernels:
+            return self.out_proj(self._mix_by_kernels(projected, documents))  # type: ignore[no-any-return]
         numbers = None if documents is None else document_numbers(documents, len(projected))
         is_recomputed = self.training and torch.is_grad_enabled()
         return self.out_proj(recomputation.compute(self._mix, is_recomputed, projected, numbers))  # type: ignore[no-any-return]
@@ -67,6 +70,33 @@ class GatedDeltaNet(MegatronModule):  # type: ignore[misc]
         strength, log_decay = compiled(_gates)(betas.transpose(0, 1), alphas.transpose(0, 1), self.A_log, self.dt_bias)
         strength = 2 * strength if sizes.doubles_strength else strength
         outputs = gated_delta_rule(query, key, value, log_decay, strength, numbers)
+        return self.gated_norm(outputs.transpose(0, 1), gates)  # type: ignore[no-any-return]
+
+    def _mix_by_kernels(self, projected: Tensor, documents: Tensor | None) -> Tensor:
+        """Return as `_mix`. The kernels keep their inputs for the backward pass, and compute the chunks' states again."""
+        sizes, heads = self.sizes, self.sizes.linear_num_value_heads // self.ranks
+        keys, values = sizes.key_size // self.ranks, sizes.value_size // self.ranks
+        borders = None if documents is None else delta_rules.borders_of_all_samples(documents, len(projected))
+        *channels, gates, betas, alphas = torch.split(projected, [keys, keys, values, values, heads, heads], dim=-1)
+        # Three convolutions write three tensors; one would write a tensor that the rule has to copy apart.
+        weights = torch.split(self.conv1d.weight, [keys, keys, values])
+        query, key, value = (
+            delta_rules.convolve(delta_rules.in_samples(part, borders), weight, borders)
+            for part, weight in zip(channels, weights, strict=True)
+        )
+        query, key = (part.reshape(*part.shape[:2], -1, sizes.linear_key_head_dim) for part in (query, key))
+        outputs = delta_rules.gated_delta(
+            query,
+            key,
+            value.reshape(*value.shape[:2], -1, sizes.linear_value_head_dim),
+            delta_rules.in_samples(alphas, borders),
+            delta_rules.in_samples(betas, borders),
+            self.A_log,
+            self.dt_bias,
+            sizes.doubles_strength,
+            borders,
+        )
+        outputs = outputs.reshape(projected.shape[1], len(projected), heads, -1)
         return self.gated_norm(outputs.transpose(0, 1), gates)  # type: ignore[no-any-return]
 
     def sharded_state_dict(

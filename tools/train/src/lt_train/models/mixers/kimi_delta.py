@@ -21,6 +21,7 @@ from torch import Tensor
 from torch.nn.functional import softplus
 
 from lt_shared.models.architecture import GatedDelta
+from lt_train.kernels import delta_rules
 from lt_train.models import recomputation
 from lt_train.models.linear import Linears, Outputs, replicated_linear
 from lt_train.models.mixers.convolution import Convolution, sharded_parameter, split_rows
@@ -33,12 +34,12 @@ from lt_train.ops.gated_delta_rule import gated_delta_rule
 class KimiDeltaAttention(MegatronModule):  # type: ignore[misc]
     """Mix hidden states [s, b, h] of whole samples; needs no positions.
 
-    The backward pass computes all between the projections again, as that of `GatedDeltaNet`.
+    `by_kernels` and the backward pass are as those of `GatedDeltaNet`.
     """
 
-    def __init__(self, config: TransformerConfig, sizes: GatedDelta, linears: Linears):
+    def __init__(self, config: TransformerConfig, sizes: GatedDelta, linears: Linears, by_kernels: bool = False):
         super().__init__(config=config)
-        self.sizes, self.ranks = sizes, config.tensor_model_parallel_size
+        self.sizes, self.ranks, self.by_kernels = sizes, config.tensor_model_parallel_size, by_kernels
         hidden, size, width = config.hidden_size, sizes.linear_key_head_dim, sizes.key_size
         self.in_proj = linears.column(hidden, sizes.projected_size, bias=False)
         self.conv1d = Convolution(config, sizes.convolved_size, sizes.linear_conv_kernel_dim, has_silu=True)
@@ -56,6 +57,8 @@ class KimiDeltaAttention(MegatronModule):  # type: ignore[misc]
         projected, _ = self.in_proj(hidden_states)
         decays, _ = self.decay_up(self.decay_down(hidden_states))
         gates, _ = self.gate_up(self.gate_down(hidden_states))
+        if self.by_kernels:
+            return self.out_proj(self._mix_by_kernels(projected, decays, gates, documents))  # type: ignore[no-any-return]
         numbers = None if documents is None else document_numbers(documents, len(projected))
         is_recomputed = self.training and torch.is_grad_enabled()
         mixed = recomputation.compute(self._mix, is_recomputed, projected, decays, gates, numbers)
@@ -72,6 +75,22 @@ class KimiDeltaAttention(MegatronModule):  # type: ignore[misc]
         query, key, value = mixed.transpose(0, 1).unflatten(-1, (3, -1, size)).unbind(2)
         strength, log_decay = compiled(_gates)(betas.transpose(0, 1), decays.transpose(0, 1), self.A_log, self.dt_bias)
         outputs = gated_delta_rule(query, key, value, log_decay, strength, numbers)
+        return self.gated_norm(outputs.transpose(0, 1), gates)  # type: ignore[no-any-return]
+
+    def _mix_by_kernels(self, projected: Tensor, decays: Tensor, gates: Tensor, documents: Tensor | None) -> Tensor:
+        """Return as `_mix`; `documents` [b, n + 1] are document borders."""
+        size, width = self.sizes.linear_key_head_dim, self.sizes.key_size // self.ranks
+        borders = None if documents is None else delta_rules.borders_of_all_samples(documents, len(projected))
+        parts = torch.split(projected, [width, width, width, self.sizes.linear_num_value_heads // self.ranks], dim=-1)
+        *channels, betas = (delta_rules.in_samples(part, borders) for part in parts)
+        query, key, value = (
+            delta_rules.convolve(part, weight, borders)
+            for part, weight in zip(channels, torch.split(self.conv1d.weight, width), strict=True)
+        )
+        rates = delta_rules.in_samples(decays, borders)
+        query, key, value, rates = (part.reshape(*part.shape[:2], -1, size) for part in (query, key, value, rates))
+        outputs = delta_rules.kimi_delta(query, key, value, rates, betas, self.A_log, self.dt_bias, borders)
+        outputs = outputs.reshape(projected.shape[1], len(projected), -1, size)
         return self.gated_norm(outputs.transpose(0, 1), gates)  # type: ignore[no-any-return]
 
     def sharded_state_dict(
