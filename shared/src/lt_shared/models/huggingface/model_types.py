@@ -13,6 +13,7 @@ from lt_shared.models.huggingface import unsupported
 from lt_shared.models.huggingface.adjacent_pairs import ERNIE4_5, GLM, GLM4, HELIUM
 from lt_shared.models.huggingface.apertus import APERTUS
 from lt_shared.models.huggingface.arcee import ARCEE, NEMOTRON, STARCODER2
+from lt_shared.models.huggingface.bamba import BAMBA
 from lt_shared.models.huggingface.cohere import COHERE, COHERE2
 from lt_shared.models.huggingface.config_fields import ModelType
 from lt_shared.models.huggingface.deepseek import DEEPSEEK_V2, DEEPSEEK_V3, GLM4_MOE_LITE, KIMI_K2
@@ -32,6 +33,7 @@ from lt_shared.models.huggingface.minimax_m2 import MINIMAX_M2
 from lt_shared.models.huggingface.ministral3 import MINISTRAL3
 from lt_shared.models.huggingface.mistral3 import MISTRAL3
 from lt_shared.models.huggingface.mistral4 import MISTRAL4
+from lt_shared.models.huggingface.nemotron_h import NEMOTRON_H
 from lt_shared.models.huggingface.olmo import OLMO, OLMO2, OLMO3, OLMOE
 from lt_shared.models.huggingface.olmo_hybrid import OLMO_HYBRID
 from lt_shared.models.huggingface.phi3 import PHI3, architecture_without_usual_factor
@@ -99,6 +101,8 @@ _ALL = (
     DOTS1,
     LFM2,
     LFM2_MOE,
+    NEMOTRON_H,
+    BAMBA,
     GPT2,
 )
 _TYPES = {kind.name: kind for kind in _ALL}

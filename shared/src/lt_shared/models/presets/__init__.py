@@ -10,6 +10,7 @@ from lt_shared.models.architecture import Architecture
 from lt_shared.models.presets.adjacent_pairs import ADJACENT_PAIRS
 from lt_shared.models.presets.apertus import APERTUS
 from lt_shared.models.presets.arcee import ARCEE
+from lt_shared.models.presets.bamba import BAMBA
 from lt_shared.models.presets.cohere import COHERE
 from lt_shared.models.presets.deepseek import DEEPSEEK
 from lt_shared.models.presets.dense import DENSE
@@ -23,6 +24,7 @@ from lt_shared.models.presets.kimi_linear import KIMI_LINEAR
 from lt_shared.models.presets.lfm2 import LFM2
 from lt_shared.models.presets.minimax_m2 import MINIMAX_M2
 from lt_shared.models.presets.ministral3 import MINISTRAL3
+from lt_shared.models.presets.nemotron_h import NEMOTRON_H
 from lt_shared.models.presets.olmo import OLMO
 from lt_shared.models.presets.phi3 import PHI3
 from lt_shared.models.presets.qwen3_moe import QWEN3_MOE
@@ -54,6 +56,8 @@ _ALL = (
     *APERTUS,
     *ADJACENT_PAIRS,
     *LFM2,
+    *NEMOTRON_H,
+    *BAMBA,
 )
 PRESETS = {architecture.name: architecture for architecture in _ALL}
 
