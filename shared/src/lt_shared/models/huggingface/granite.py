@@ -77,7 +77,7 @@ def _write_hybrid(architecture: Architecture) -> dict[str, Any]:
     return experts | {
         "position_embedding_type": None if architecture.no_rope_freq else "rope",
         _TYPES: [rope_parameters.FULL] * architecture.num_layers,
-        # For Mamba layers, of which there are none; transformers checks that heads divide their width.
+        # For Mamba layers, which the model does not have; transformers checks that heads divide their width.
         "mamba_n_heads": 1,
     }
 

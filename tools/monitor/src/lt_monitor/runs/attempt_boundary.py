@@ -48,7 +48,7 @@ def interval_begin(first_step: int, interval: int, resumed_at: int | None = None
 
 
 def guessed_resume(first_step: int, interval: int, saved: Iterable[int], is_first: bool) -> int | None:
-    """Return the step from which an attempt probably resumed if its log does not show it.
+    """Return the step that an attempt probably resumed from if its log does not show it.
 
     None if the log's first attempt may have predecessors.
 
