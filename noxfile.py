@@ -40,12 +40,15 @@ LOWEST = {"shared": "shared[s3]", "tools/preprocess": "tools/preprocess[parquet]
 PROGRAMS = {
     "strace": ("strace",),
     "groff-base": ("groff",),
+    "zsh": ("zsh",),
+    "fish": ("fish",),
     "chromium-headless-shell": ("chromium-headless-shell", "chromium", "google-chrome", "chrome"),
 }
 CLUSTER_PROGRAMS = {"slurm-wlm": ("slurmctld",), "munge": ("munged",), "cron": ("cron",), "faketime": ("faketime",)}
-# Waiting threads of torch would spin on cores that other processes need: a fifth of the CPU time. NumPy would ask for pages of
-# 2 MiB: clearing these pages for encoders' tables, which tests fill sparsely, took half of the encoders' time.
-TESTS_ENVIRONMENT = {"OMP_WAIT_POLICY": "PASSIVE", "NUMPY_MADVISE_HUGEPAGE": "0"}
+# Waiting threads of torch would spin on cores that other processes need: a fifth of the CPU time; those of NumPy, 0.1 s after its
+# import. NumPy would ask for pages of 2 MiB: clearing them for encoders' tables, which tests fill sparsely, took half of the
+# encoders' time.
+TESTS_ENVIRONMENT = {"OMP_WAIT_POLICY": "PASSIVE", "OPENBLAS_THREAD_TIMEOUT": "4", "NUMPY_MADVISE_HUGEPAGE": "0"}
 
 # virtualenv installs pip, whatever backend the user prefers: pip tells the size of torch, and tests compare pip's resolutions.
 task = functools.partial(nox.session, venv_backend="virtualenv")
@@ -74,7 +77,9 @@ def install(session: nox.Session, *more: str, alone: tuple[str, ...] = ()) -> No
         return
     session.run_install("python", "tests/install/torch_build.py")
     editable = [argument for distribution in DISTRIBUTIONS for argument in ("-e", distribution)]
-    session.install("--no-compile", "-c", str(CONSTRAINTS), *editable, *more)
+    session.log("all other packages: 0.4 GB to download, less what pip has kept from earlier installations")
+    # On a terminal pip shows which package it downloads, and how far it is.
+    session.install("--no-compile", "-c", str(CONSTRAINTS), *editable, *more, silent=not sys.stderr.isatty())
     if alone:
         session.install("-c", str(CONSTRAINTS), "--no-deps", *alone)
     session.run_install(stamp.write_text, digest)

@@ -118,8 +118,8 @@ class Slurm:
             except OSError:
                 continue
             if b"lt_train.launch.worker" in command and f"SLURM_JOB_ID={job}" in variables:
-                (number,) = (variable[5:] for variable in variables if variable.startswith("RANK="))
-                found[number] = int(process.name)
+                # Spare processes have no number.
+                found |= {variable[5:]: int(process.name) for variable in variables if variable.startswith("RANK=")}
         return found
 
 

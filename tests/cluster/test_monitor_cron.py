@@ -21,4 +21,4 @@ def test_cron_runs_a_pass(cron: Callable[[str, list[Path]], None], tmp_path: Pat
     assert (tmp_path / "prom.errors").read_text() == ""
     assert (tmp_path / "alerts").read_text().startswith("CRITICAL nan run: step 9:")
     assert json.loads((tmp_path / "beat").read_text())["worst"] == "critical"
-    assert 'lt_train_step{run="run",monitor="lt"} 9\n' in (tmp_path / "lt.prom").read_text()
+    assert f'lt_train_step{{run="run",monitor="{tmp_path}/lt"}} 9\n' in (tmp_path / "lt.prom").read_text()

@@ -165,7 +165,7 @@ def test_cron_watches_over_the_logs(
     assert json.loads((directory / "beat").read_text())["worst"] == "critical"
     metrics = (directory / "lt.prom").read_text()
     for name, run, value in (("step", "readme", 8), ("step", "eventful", 40), ("restarts_total", "eventful", 3)):
-        assert f'lt_train_{name}{{run="{run}",monitor="lt"}} {value}\n' in metrics
+        assert f'lt_train_{name}{{run="{run}",monitor="{directory}/lt"}} {value}\n' in metrics
 
 
 def test_a_failure_that_repeats_ends_the_job(slurm: Any, directory: Path, undisturbed: str) -> None:
@@ -196,3 +196,22 @@ def test_an_elastic_job_takes_a_node_that_comes_back(slurm: Any, directory: Path
     text = slurm.finish(job, directory / "elastic.out")
     assert re.findall(r"lt-train: on (\d) of (\d) node", text) == [("1", "1"), ("2", "2")]
     assert losses(directory / "elastic") == pytest.approx(losses(expected), rel=1e-5)
+
+
+def test_a_spare_node_takes_the_place_of_a_lost_one(slurm: Any, directory: Path, undisturbed: str, tmp_path: Path) -> None:
+    """n1 leads and trains until its task is killed; n2 trains to the end, and the job ends well although srun does not."""
+    small = ("--model", "tiny", "--num-layers", "1", "--seq-length", "64", "--train-iters", "8", "--eval-iters", "0")
+    spares = ("--nodes", "2", "--ranks", "1", "--spare-nodes", "1", "--max-restarts", "1", "--save-interval", "2")
+    render = ("lt-train", "render", "slurm", *spares, *small, "--micro-batch-size", "4", "--log-interval", "1")
+    script = slurm.run(*render, "--save", "spared", str(directory / "pipeline/data_text_document"), cwd=directory)
+    (tmp_path / "sitecustomize.py").write_text(SLOW.format(file=str(tmp_path / "fast")))
+    options = ("--parsable", "-o", "spared.out", f"--export=ALL,PYTHONPATH={tmp_path}")
+    job = slurm.run("sbatch", *options, cwd=directory, stdin=script)
+    slurm.read_until(directory / "spared.out", "it waits for the loss of another node")
+    slurm.read_until(directory / "spared.out", r"iteration +2/")
+    rank = Path(f"/proc/{slurm.ranks(job)['0']}/environ").read_text()
+    os.kill(int(rank.partition("LT_TRAIN_PARENT=")[2].partition("\0")[0]), signal.SIGKILL)
+    slurm.read_until(directory / "spared.out", "the node that leads is lost, and node 1 leads now")
+    (tmp_path / "fast").touch()
+    slurm.finish(job, directory / "spared.out")
+    assert len(losses(directory / "spared")) == 8

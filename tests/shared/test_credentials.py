@@ -413,3 +413,20 @@ def test_a_long_text_costs_in_proportion_to_its_length(repeated: str) -> None:
 def test_a_password_goes_to_the_last_at_of_its_word(text: str, shown: str) -> None:
     assert credentials.covered(text) == shown
     assert bool(credentials.PASSWORD.search(text)) == (text != shown)
+
+
+def test_a_text_without_a_word_of_a_name_needs_no_search_for_names() -> None:
+    """Each pattern that needs a name before the secret matches only texts with such a word."""
+    named = [
+        "x_token=abc1",
+        "X-Api-Key: abc1",
+        'name: "a_secret" value: "b1"',
+        "DB_PASSWORD: abc1",
+        "--passphrase abc1",
+        "pwd=abc1",
+    ]
+    for text in named:
+        assert credentials.covered(text) != text
+        assert credentials.covered(text.upper()) != text.upper() or text.startswith(("name", "--"))
+    # The Kelvin sign is a k in another case.
+    assert credentials.covered("api_\u212aey=abc1def2") == f"api_\u212aey={credentials.NOT_SHOWN}"

@@ -45,3 +45,19 @@ def test_a_control_group_has_less_than_the_machine(tmp_path: Path) -> None:
 
 def test_this_machine_has_some_memory() -> None:
     assert 1 << 20 < available_bytes() <= os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def test_freed_memory_that_is_kept_comes_back_without_new_pages() -> None:
+    work = (
+        "import resource; from lt_shared.memory import keep_freed_memory; {}\n"
+        "def faults(): return resource.getrusage(resource.RUSAGE_SELF).ru_minflt\n"
+        "for _ in range(3): b'x' * (8 << 20)\n"
+        "before = faults()\n"
+        "for _ in range(10): b'x' * (8 << 20)\n"
+        "print(faults() - before)\n"
+    )
+    texts = [work.format("pass"), work.format(f"keep_freed_memory({32 << 20})")]
+    usual, kept = (int(subprocess.run([sys.executable, "-c", text], capture_output=True, check=True).stdout) for text in texts)
+    pages = (8 << 20) // os.sysconf("SC_PAGE_SIZE")
+    assert kept < pages / 10
+    assert kept <= usual

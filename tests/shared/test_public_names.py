@@ -6,6 +6,7 @@ import importlib
 import importlib.util
 import inspect
 import json
+import os
 import re
 import subprocess
 import sys
@@ -116,3 +117,20 @@ def test_the_errors_of_the_page_have_their_exit_codes() -> None:
     rows = re.findall(r"^\| `(\w+)` \| .* \| (\d+) \|$", PAGE.read_text(), re.MULTILINE)
     for name, code in rows:
         assert getattr(lt_shared, name).exit_code == int(code)
+
+
+@pytest.mark.parametrize(
+    ("program", "variables", "timeout"),
+    [
+        ("/venv/bin/lt-monitor", {}, "4"),
+        ("-m", {}, "4"),
+        ("/venv/bin/lt-monitor", {"OPENBLAS_THREAD_TIMEOUT": "20"}, "20"),
+        ("ipykernel_launcher.py", {}, "None"),
+    ],
+)
+def test_threads_of_numpy_sleep_in_programs_and_stay_as_they_are_in_notebooks(
+    program: str, variables: dict[str, str], timeout: str
+) -> None:
+    script = f"import os, sys; sys.argv = [{program!r}]; import lt_shared; print(os.environ.get('OPENBLAS_THREAD_TIMEOUT'))"
+    environment = {name: value for name, value in os.environ.items() if name != "OPENBLAS_THREAD_TIMEOUT"} | variables
+    assert subprocess.check_output([sys.executable, "-c", script], text=True, env=environment).strip() == timeout

@@ -28,6 +28,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from subprocess import PIPE
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 sys.path.insert(0, str(Path(__file__).parents[2] / "train"))
@@ -49,7 +50,7 @@ SMALL = (
 )
 TRACKER = "latest_checkpointed_iteration.txt"
 RESULT = re.compile(
-    rf"^(?!\.|lt-train-|cache/|run/data-cache/).*(?:\.bin|\.idx|\.distcp|common\.pt|lt-convert\.json|metrics\.jsonl|{TRACKER}|stdout)$"
+    rf"^(?!\.|lt-train-|cache/|run/data-cache/).*(?:\.bin|\.idx|\.distcp|\.safetensors|common\.pt|lt-convert\.json|metrics\.jsonl|{TRACKER}|stdout)$"
 )
 ORDERLY = (0, 65, 66, 69, 73, 74, 75, 77)
 
@@ -83,6 +84,10 @@ COMMANDS = (
         "train, from the store",
         f"lt_train {SMALL} {{inputs}}/data_text_document --object-storage-cache-path {{place}}/cache --save {{place}}/run",
     ),
+    Command(
+        "train, a stream from the store",
+        f"lt_train {SMALL} @{{local}}/stream.list --object-storage-cache-path {{place}}/cache --save {{place}}/run",
+    ),
 )
 
 
@@ -111,6 +116,10 @@ class Campaign:
         steps = [json.dumps({"v": 1, "kind": "step", "step": step, "loss": 2.5}) for step in range(1, 20_000)]
         (local / "run.log").write_text("\n".join(steps) + "\n")
         self.inputs = s3_server.upload(local, f"{s3_server.new_bucket('inputs')}/inputs")
+        if (local / "a.jsonl").exists():
+            words = ["-m", "lt_preprocess", str(local / "a.jsonl"), "--tokenizer", str(TOKENIZER), "--stream"]
+            with open(local / "stream.list", "w") as lines:
+                subprocess.run([sys.executable, *words, "-o", f"{self.inputs}/stream"], check=True, stdout=lines, stderr=PIPE)
 
     @staticmethod
     def _convert(source: Path, target: str, output: Path) -> None:
@@ -128,9 +137,7 @@ class Campaign:
         words = command.words.format(tokenizer=TOKENIZER, **names).split()
         variables = {"FSSPEC_S3": SETTINGS, "TMPDIR": str(place), "OMP_NUM_THREADS": "1", "AWS_ENDPOINT_URL": self.store.url}
         python = sys.executable if words[0] == "lt_train" else nursery.light_python()
-        process = subprocess.Popen(
-            [python, "-m", *words], env=os.environ | variables, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-        )
+        process = subprocess.Popen([python, "-m", *words], env=os.environ | variables, stdout=PIPE, stderr=PIPE, text=True)
         done = ended(process)
         if words[0] == "lt_monitor" or "verify" in words:
             (place / "stdout").write_text(done.stdout)
@@ -180,12 +187,15 @@ class Campaign:
 
 def check_visible(found: dict[str, object], wanted: dict[str, object], is_done: bool, what: str) -> None:
     """What makes a result complete comes last: a dataset's index, a conversion's record, the tracker of a run."""
-    complete = is_done or any(name.endswith((".idx", "lt-convert.json")) for name in found)
-    expected = wanted if complete else {}
+    expected = dict(wanted) if is_done else {}
     for name, content in found.items():
-        if name.endswith(TRACKER):
-            newest = f"{Path(name).parent}/iter_{int(str(content)):07d}/"
-            expected |= {name: content for name, content in wanted.items() if name.startswith(newest)}
+        if name.endswith((".idx", "lt-convert.json")):
+            whole = name.removesuffix("idx").removesuffix("lt-convert.json")
+        elif name.endswith(TRACKER):
+            whole = f"{Path(name).parent}/iter_{int(str(content)):07d}/"
+        else:
+            continue
+        expected |= {name: content for name, content in wanted.items() if name.startswith(whole)}
     missing = sorted(name for name, content in expected.items() if found.get(name) != content)
     if missing:
         raise Broken(f"{what}: it looks complete, but {missing} are missing or not those of an undisturbed run")

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lt_monitor.collect.scrape import scrape
-from lt_monitor.logs import log_files
+from lt_monitor.logs import line_blocks, log_files
 from lt_monitor.runs import run_loader
 from lt_monitor.runs.faults.tail_cause import tail_cause
 from lt_shared.console import BadData, NoInput
@@ -32,16 +32,31 @@ class Drip(io.RawIOBase):
 @given(st.lists(st.lists(st.sampled_from([b"a", b"bc", b"\n", b"\r", b"\xff", b"\x0b", b"\x85"])).map(b"".join)), st.booleans())
 def test_blocks_hold_whole_lines_however_the_bytes_arrive(pieces: list[bytes], final: bool) -> None:
     whole = b"".join(pieces)
-    blocks = list(log_files.blocks(Drip(pieces).read, final=final))
+    blocks = list(line_blocks.blocks(Drip(pieces).read, final=final))
     ended = whole if final else whole[: max(whole.rfind(b"\n"), whole.rfind(b"\r")) + 1]
     assert b"".join(blocks) == ended
     assert all(block.endswith((b"\n", b"\r")) for block in (blocks[:-1] if final else blocks))
 
 
+@pytest.mark.parametrize("line_bytes", [7, 100, line_blocks.LINE_BYTES - 1, line_blocks.LINE_BYTES, 3 * line_blocks.LINE_BYTES])
+def test_a_file_is_read_in_whole_lines_and_completely(tmp_path: Path, line_bytes: int) -> None:
+    path = tmp_path / "a.log"
+    content = (b"x" * (line_bytes - 1) + b"\n") * (2 * line_blocks.BLOCK_BYTES // line_bytes + 3) + b"unfinished"
+    path.write_bytes(content)
+    with path.open("rb") as log:
+        blocks = list(line_blocks.blocks(line_blocks.whole_lines(log), final=True))
+    assert b"".join(blocks) == content
+    assert max(map(len, blocks)) <= line_blocks.BLOCK_BYTES + line_bytes
+    assert all(block.endswith(b"\n") for block in blocks[:-1])
+    with path.open("rb") as log:
+        is_whole = line_blocks.whole_lines(log)(line_blocks.BLOCK_BYTES).endswith(b"\n")
+    assert is_whole or line_bytes >= line_blocks.LINE_BYTES
+
+
 def test_a_line_without_end_does_not_fill_the_memory() -> None:
     piece = b"x" * (1 << 20)
-    blocks = list(log_files.blocks(Drip([piece] * 12 + [b"\nend\n"]).read))
-    assert max(map(len, blocks)) <= log_files.LINE_LIMIT_BYTES + len(piece)
+    blocks = list(line_blocks.blocks(Drip([piece] * 12 + [b"\nend\n"]).read))
+    assert max(map(len, blocks)) <= line_blocks.LINE_LIMIT_BYTES + len(piece)
     assert sum(map(len, blocks)) == 12 * len(piece) + 5
 
 

@@ -55,14 +55,14 @@ def values(text: str) -> dict[str, float]:
 
 @pytest.fixture
 def exporter(node_exporter: str, tmp_path: Path) -> Iterator[tuple[Path, str]]:
-    """A node_exporter with nothing but the textfile collector: its directory and its URL."""
+    """A node_exporter with nothing but the textfile collector: its directory, of those that begin so, and its URL."""
     folder = tmp_path / "textfiles"
     folder.mkdir()
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     arguments = [f"--web.listen-address=127.0.0.1:{port}", "--collector.disable-defaults", "--collector.textfile"]
-    arguments.append(f"--collector.textfile.directory={folder}")
+    arguments.append(f"--collector.textfile.directory={folder}*")
     with subprocess.Popen([node_exporter, *arguments], stderr=subprocess.DEVNULL) as process:
         url = f"http://127.0.0.1:{port}/metrics"
         for _ in range(200):
@@ -80,7 +80,7 @@ def test_a_real_node_exporter_serves_the_file(tool: Any, exporter: tuple[Path, s
     assert tool("prom", "-o", str(folder / "lt.prom"), "-", stdin=steps(1, 30) + steps(1, 5, HOSTILE)).returncode == 0
     with urllib.request.urlopen(url) as answer:
         served = answer.read().decode()
-    assert 'lt_train_step{monitor="lt",run="r"} 30\n' in served
+    assert f'lt_train_step{{monitor="{folder}/lt",run="r"}} 30\n' in served
     assert "node_textfile_scrape_error 0\n" in served
     assert 'node_textfile_mtime_seconds{file="' in served
     ours = [line for line in served.splitlines() if line.startswith("lt_train_step{")]
@@ -88,28 +88,42 @@ def test_a_real_node_exporter_serves_the_file(tool: Any, exporter: tuple[Path, s
     assert {re.split("[{ ]", line)[0] for line in served.splitlines() if line.startswith("lt_")} <= set(exposition.BY_NAME)
 
 
+FILES, DIRECTORIES = "a file each", "a directory each"
 OTHER_BYTES = ["a\udcfe", "a\udcff"]
 
 
 @pytest.mark.parametrize(
-    ("names", "is_redirected"),
-    [(["base", "large"], False), (["base", "large"], True), (OTHER_BYTES, False), (["a\x01", "a\\x01"], False)],
-    ids=["files", "standard output", "names that are not UTF-8", "names with an escape"],
+    ("names", "log", "output"),
+    [
+        (["base", "large"], "train.log", FILES),
+        (["base", "large"], "train.log", DIRECTORIES),
+        (["base", "large"], "train.log", "-"),
+        (["base", "large"], "-", "-"),
+        (OTHER_BYTES, "train.log", FILES),
+        (["a\x01", "a\\x01"], "train.log", FILES),
+    ],
+    ids=["files", "directories", "standard output", "pipes", "names that are not UTF-8", "names with an escape"],
 )
-def test_two_monitors_in_one_directory_have_no_series_in_common(
-    names: list[str], is_redirected: bool, exporter: tuple[Path, str], promtool: str, tmp_path: Path
+def test_two_monitors_of_one_exporter_have_no_series_in_common(
+    names: list[str], log: str, output: str, exporter: tuple[Path, str], promtool: str, tmp_path: Path
 ) -> None:
     """node_exporter keeps one of two equal series, and a monitor that is dead looks like the one that lives."""
     folder, url = exporter
+    targets = []
     for name, last in zip(names, (30, 20), strict=True):
         (tmp_path / name).mkdir()
-        (tmp_path / name / "train.log").write_text(steps(1, last, "train"))
+        lines = steps(1, last, "train")
+        (tmp_path / name / "train.log").write_text(lines)
         target = folder / f"{name}.prom"
-        command = [sys.executable, "-m", "lt_monitor", "prom", "-o", "-" if is_redirected else target, "train.log"]
-        done = subprocess.run(command, cwd=tmp_path / name, check=True, capture_output=True)
-        if is_redirected:
-            target.write_bytes(done.stdout)
-    texts = [(folder / f"{name}.prom").read_text() for name in names]
+        if output == DIRECTORIES:
+            target = tmp_path / f"{folder.name}-{name}" / "lt.prom"
+            target.parent.mkdir()
+        command = [sys.executable, "-m", "lt_monitor", "prom", "-o", "-" if output == "-" else target, log]
+        done = subprocess.run(command, input=lines, cwd=tmp_path / name, check=True, capture_output=True, text=True)
+        if output == "-":
+            target.write_text(done.stdout)
+        targets.append(target)
+    texts = [target.read_text() for target in targets]
     series = [line.rpartition(" ")[0] for text in texts for line in text.splitlines() if not line.startswith("#")]
     assert len(series) == len(set(series)) > 20
     for text in texts:

@@ -173,14 +173,14 @@ def test_the_file_that_is_made_to_compare(tmp_path: Path, monkeypatch: pytest.Mo
     assert list(tmp_path.iterdir()) == []
     assert len(os.listdir("/proc/self/fd")) == opened
     (tmp_path / "victim").touch()
-    monkeypatch.setattr(ownership.secrets, "token_hex", lambda count: "planted")
-    (tmp_path / ".lt-owner-planted").symlink_to("victim")
+    monkeypatch.setattr(os, "urandom", lambda count: b"planted!")
+    (tmp_path / ".lt-owner-706c616e74656421").symlink_to("victim")
     assert ownership._new_file(tmp_path) is None
-    assert (tmp_path / ".lt-owner-planted").is_symlink()
-    (tmp_path / ".lt-owner-planted").unlink()
-    (tmp_path / ".lt-owner-planted").write_text("his")
+    assert (tmp_path / ".lt-owner-706c616e74656421").is_symlink()
+    (tmp_path / ".lt-owner-706c616e74656421").unlink()
+    (tmp_path / ".lt-owner-706c616e74656421").write_text("his")
     assert ownership._new_file(tmp_path) is None
-    assert (tmp_path / ".lt-owner-planted").read_text() == "his"
+    assert (tmp_path / ".lt-owner-706c616e74656421").read_text() == "his"
 
 
 def test_modes_are_compared_with_those_of_a_private_file(tmp_path: Path) -> None:

@@ -41,7 +41,7 @@ def read(config: dict[str, Any]) -> Architecture | None:
 @pytest.mark.parametrize("name", TINY)
 def test_a_setting_that_is_left_out_is_transformers_default(name: str, tmp_path: Path) -> None:
     whole = to_config(PRESETS[name], "float32")
-    whole |= {"rope_parameters": None} if whole["rope_scaling"] is None else {}
+    whole |= {"rope_parameters": None} if whole.get("rope_scaling", {}) is None else {}
     for setting in whole.keys() - set(UNSAID):
         config = {field: value for field, value in whole.items() if field != setting}
         found, theirs = read(config), of_transformers(config, tmp_path)

@@ -55,10 +55,13 @@ def _delta(**changes: Any) -> dict[str, Any]:
     [
         ({"position_embedding_type": "none"}, "position embedding type 'none'"),
         (
-            {"position_embedding_type": "none", "hybrid_override_pattern": "M-M*-"},
-            r"layer 0 of the layer pattern 'M-M\*-' is a state-space layer",
+            {"position_embedding_type": "none", "hybrid_override_pattern": "G-M*-"},
+            r"layer 0 of the layer pattern 'G-M\*-' is a gated delta layer",
         ),
-        ({"linear_attention_freq": 4}, "experimental_attention_variant is None, known here is gated_delta_net"),
+        (
+            {"linear_attention_freq": 4},
+            "is None, known here are gated_delta_net, kimi_delta_attention",
+        ),
         (_delta(linear_attention_freq=[1, 0, 1]), r"linear_attention_freq is \[1, 0, 1\], not 0 or 1 for each of"),
         (_delta(linear_attention_freq=0), "linear_attention_freq is 0, neither a number of layers"),
         ({"normalization": "L2Norm"}, "normalization is 'L2Norm', must be RMSNorm or LayerNorm"),

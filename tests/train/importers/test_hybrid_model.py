@@ -50,7 +50,8 @@ def test_experts() -> None:
 
 
 TWO_STAGES = "--pipeline-model-parallel-size 2"
-VIRTUAL, FIRST, LAST, RECOMPUTED = ("num_virtual_stages_per_pipeline_rank", *megatron_lm.hybrid_model.COUNTS)
+VIRTUAL, LAYOUT = "num_virtual_stages_per_pipeline_rank", "pipeline_model_parallel_layout"
+FIRST, LAST, RECOMPUTED = megatron_lm.hybrid_model.COUNTS
 
 
 @pytest.mark.parametrize(
@@ -58,19 +59,15 @@ VIRTUAL, FIRST, LAST, RECOMPUTED = ("num_virtual_stages_per_pipeline_rank", *meg
     [
         ("*-*-|*-*-", TWO_STAGES, {}),
         ("*-|*-|*-|*-", TWO_STAGES, {VIRTUAL: 2}),
-        ("*-*-|*-", TWO_STAGES, {FIRST: 2, LAST: 1}),
+        ("*-*-|*-", TWO_STAGES, {LAYOUT: "Ett|tL"}),
+        ("*-|*-*-|*-|*-", TWO_STAGES, {LAYOUT: "Et|tt|t|tL"}),
         ("*-*-*-", f"{TWO_STAGES} --decoder-first-pipeline-num-layers 4", {FIRST: 2}),
         ("*-*-", "--recompute-granularity full --recompute-method uniform --recompute-num-layers 2", {RECOMPUTED: 1}),
     ],
 )
-def test_counts_of_layers(pattern: str, more: str, expected: dict[str, int]) -> None:
+def test_counts_of_layers(pattern: str, more: str, expected: dict[str, Any]) -> None:
     result = options(pattern, more)
-    assert {name: result[name] for name in (VIRTUAL, FIRST, LAST, RECOMPUTED) if name in result} == expected
-
-
-def test_stages_that_lt_train_has_not_are_told() -> None:
-    translation = translated("*-|*-*-|*-|*-", "--pipeline-model-parallel-size 4")
-    assert [entry.value for entry in translation.lost(Effect.RUN)] == ["1|2|1|1"]
+    assert {name: result[name] for name in (VIRTUAL, LAYOUT, FIRST, LAST, RECOMPUTED) if name in result} == expected
 
 
 @pytest.mark.parametrize(

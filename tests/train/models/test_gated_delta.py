@@ -13,7 +13,7 @@ from lt_shared.models.architecture.sizes import GATED_DELTA
 from lt_shared.models.presets import preset
 from lt_train.config.settings import parallelism
 from lt_train.config.settings.parallelism import Parallelism
-from lt_train.models.mixers.gated_delta import convolve
+from lt_train.models.mixers.convolution import convolve
 from lt_train.ops.gated_delta_rule import CHUNK
 from lt_train.planner import mixer_costs, stage_work
 from lt_train.planner.activations import Activations
@@ -76,11 +76,12 @@ def test_a_document_is_convolved_alone() -> None:
     generator = torch.Generator().manual_seed(2)
     channels, weight = torch.randn(9, 1, 4, generator=generator), torch.randn(4, 1, 3, generator=generator)
     numbers = torch.tensor([0, 0, 0, 0, 0, 1, 2, 2, 2])[:, None]
-    together = convolve(channels, weight, numbers)
+    together = convolve(channels, weight, numbers, True)
     for start, stop in ((0, 5), (5, 6), (6, 9)):
         convolved = torch.nn.functional.conv1d(channels[start:stop, 0].t(), weight, padding=2, groups=4)[:, : stop - start]
         torch.testing.assert_close(together[start:stop, 0].t(), torch.nn.functional.silu(convolved))
-        torch.testing.assert_close(convolve(channels[start:stop], weight, None), together[start:stop])
+        torch.testing.assert_close(convolve(channels[start:stop], weight, None, True), together[start:stop])
+        torch.testing.assert_close(convolve(channels, weight, numbers, False)[start:stop, 0].t(), convolved)
 
 
 def test_the_planner_counts_each_layer() -> None:
@@ -106,10 +107,18 @@ def test_the_planner_counts_what_a_layer_computes_again(monkeypatch: pytest.Monk
     parallel = Parallelism("cpu", 1, 1, 1, False, False)
     activations = Activations(TINY, parallel, None, 1, 4096, 4, False, True, False, False)
     counted = activations.bytes_on_rank(0)
-    monkeypatch.setitem(mixer_costs.COSTS, GATED_DELTA, row._replace(recomputed=lambda model: 0))
+    monkeypatch.setitem(mixer_costs.COSTS, GATED_DELTA, row._replace(recomputed=lambda model, setting: 0))
     logits = 4096 * 2048 * 4
-    assert counted - activations.bytes_on_rank(0) == 4096 * 4 * (4 * (5 * 64 + 11 * 32 + 32 * 32 // 64)) - logits
+    assert counted - activations.bytes_on_rank(0) == 4096 * 4 * (4 * (5 * 64 + 12 * 32 + 32 * 32 // 64)) - logits
     assert mixer_costs.CHUNK == CHUNK
+
+
+def test_the_planner_counts_what_kernels_keep() -> None:
+    plain, kernels = (mixer_costs.Setting(True, False, 1, 1, has_kernels) for has_kernels in (False, True))
+    row = mixer_costs.COSTS[GATED_DELTA]
+    # Normed queries and keys of 64 channels, values and outputs of 128, and a row of a chunk's matrix for each of 4 heads.
+    assert row.activations(TINY, kernels) - row.activations(TINY, plain) == 2 * 64 + 2 * 128 + 4 * 64
+    assert row.recomputed(TINY, kernels) < row.recomputed(TINY, plain)
 
 
 def test_parameters_of_a_rank() -> None:

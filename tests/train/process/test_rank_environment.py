@@ -318,6 +318,16 @@ def test_a_torchrun_on_each_node_of_a_job() -> None:
         assert "torchrun --nnodes 2" in str(caught.value.hint)
 
 
+def test_ranks_that_lt_train_starts_may_be_on_fewer_nodes_than_the_job() -> None:
+    """A job of two tasks with a spare node, or after the loss of a node: one node has all ranks."""
+    srun = {"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_ID": "0", "SLURM_LOCALID": "0"}
+    for job in (srun, HOSTS):
+        with pytest.raises(BadConfig, match="each would train alone"):
+            rank_environment.find(ONE_RANK | job)
+        rank = rank_environment.find(ONE_RANK | job | {"LT_TRAIN_PARENT": "1"})
+        assert rank is not None and rank.world_size == 1
+
+
 def test_two_processes_of_mpiexec_are_two_ranks(tmp_path: Path, dataset: Dataset) -> None:
     arguments = quick_command(*SMALL, "--train-iters", "2", "--save", str(tmp_path / "run"), dataset.prefix)
     shared = {"PMI_SIZE": "2", "MPI_LOCALNRANKS": "2", "PMI_JOBID": str(tmp_path)}

@@ -61,6 +61,19 @@ def test_more_nodes_than_there_are(scheduler: str) -> None:
         render(scheduler, "--nodes", "99999999999999999999", *TRAIN, "--save", "/fsx/run")
 
 
+def test_pods_start_again_together() -> None:
+    with pytest.raises(UsageError, match="--max-restarts: the job's pods"):
+        render("k8s", "--nodes", "2", "--image", "lt", *TRAIN, "--save", "/fsx/run", "--max-restarts", "2")
+
+
+def test_a_layout_is_checked_without_the_spare_nodes() -> None:
+    """Four ranks on each node, and a pipeline of eight stages on two nodes."""
+    words = ("--gpus-per-node", "4", "--pipeline-model-parallel-size", "8", "--num-layers", "8", *TRAIN, "--save", "/fsx/run")
+    render("slurm", "--nodes", "3", "--spare-nodes", "1", "--max-restarts", "1", *words)
+    with pytest.raises(BadConfig, match="12"):
+        render("slurm", "--nodes", "3", *words)
+
+
 @pytest.fixture
 def cluster_words(tmp_path: Path) -> Callable[[str], list[str]]:
     """Runs a job file; gives the words that lt-train gets."""
@@ -75,13 +88,18 @@ def cluster_words(tmp_path: Path) -> Callable[[str], list[str]]:
     return words
 
 
+SPARES = ("--max-restarts", "2", "--spare-nodes")
+
+
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
         (TRAIN, "no --save"),
         ((*TRAIN, "--save", "run", "--plain"), "--plain"),
         ((*TRAIN, "--save", "run", "--dry-run"), "--dry-run"),
-        ((*TRAIN, "--save", "run", "--nodes", "2", "--max-restarts", "2"), "--max-restarts"),
+        ((*TRAIN, "--save", "run", "--nodes", "3", "--spare-nodes", "1"), "--spare-nodes without --max-restarts"),
+        ((*TRAIN, "--save", "run", "--nodes", "2", *SPARES, "2"), "--spare-nodes 2 of 2 node"),
+        ((*TRAIN, "--save", "run", "--nodes", "2-4", *SPARES, "1"), "--nodes 2-4 and --spare-nodes"),
         ((*TRAIN, "--save", "run", "--nodes", "2", "--min-nodes", "1"), "--min-nodes"),
         (("--model", "tiny", "--save", "run"), "no DATA"),
         (("--model", "tiny", "--save", "run", "-"), "standard input"),

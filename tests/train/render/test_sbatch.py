@@ -196,6 +196,33 @@ def test_an_attempt_that_failed_starts_again_within_the_job(cluster: Cluster, tm
     assert sum(call.startswith("lt-train") for call in cluster.calls) == 2
 
 
+SPARE = ("--nodes", "3", "--spare-nodes", "1", "--max-restarts", "2", "--save", "run", "--mock-data", *TRAIN)
+
+
+def test_a_job_with_a_spare_node_survives_the_loss_of_a_node(cluster: Cluster) -> None:
+    """Its srun ends with the status of the lost node, and the run with the last line of its manifest."""
+    cluster.add("lt-train", f"{END}; exit 137")
+    script = render("slurm", *SPARE)
+    shellcheck(script)
+    assert re.findall(r"^#SBATCH --(nodes=.|no-kill)$", script, re.MULTILINE) == ["nodes=3", "no-kill"]
+    done = cluster.run(script)
+    assert done.returncode == 0, done.stderr
+    (call,) = [call for call in cluster.calls if call.startswith("srun") and "lt-train" in call]
+    assert call.startswith("srun --kill-on-bad-exit=0 --no-kill ")
+    assert "--auto-resume" not in script
+    plain = render("slurm", "--nodes", "2", "--max-restarts", "2", "--save", "run", "--mock-data", *TRAIN)
+    assert "srun --kill-on-bad-exit=1 " in plain
+    assert "no-kill" not in plain
+
+
+def test_a_job_without_enough_nodes_is_queued_again(cluster: Cluster) -> None:
+    cluster.add("lt-train", "exit 69")
+    cluster.add("srun", 'case "$*" in *" true") exit 1 ;; esac; while [ "${1#--}" != "$1" ]; do shift; done; exec "$@"')
+    assert cluster.run(render("slurm", *SPARE)).returncode == 75
+    assert sum(call.startswith("lt-train") for call in cluster.calls) == 1
+    assert cluster.calls[-1] == "scontrol requeue 77"
+
+
 def test_a_signal_to_the_task_waits_for_lt_train(cluster: Cluster, tmp_path: Path) -> None:
     """Slurm signals every process of a step, the shell around lt-train too."""
     cluster.add(

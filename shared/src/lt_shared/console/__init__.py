@@ -7,6 +7,7 @@ an exit code that an sbatch script can act on (requeue on 75, stop on 78).
 from lt_shared.console.commands import Command as Command
 from lt_shared.console.commands import FiniteRange as FiniteRange
 from lt_shared.console.commands import Group as Group
+from lt_shared.console.commands import names_and_files as names_and_files
 from lt_shared.console.commands import option_sections as option_sections
 from lt_shared.console.commands import section as section
 from lt_shared.console.commands import version_option as version_option

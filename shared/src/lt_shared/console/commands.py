@@ -7,11 +7,12 @@ names only the variables that break it, which other tools have given their names
 import math
 import platform
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
 import click
+from click.types import StringParamType
 
 from lt_shared import installed_versions, version_of
 from lt_shared.console.errors import UsageError
@@ -59,6 +60,7 @@ class Command(_Explained):
         if common:
             self.params.append(_short_help_option())
         _show_environment_variables(self)
+        _offer_files(self)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         for title, options in option_sections(ctx).items():
@@ -138,6 +140,7 @@ class Group(_Explained, click.Group):
         self.examples = examples
         self.params += verbosity_options()
         _show_environment_variables(self)
+        _offer_files(self)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         super().format_options(ctx, formatter)
@@ -154,6 +157,31 @@ class Group(_Explained, click.Group):
         if rows:
             with formatter.section("Commands"):
                 formatter.write_dl(rows)
+
+
+def names_and_files(names: Iterable[str], incomplete: str) -> list[Any]:
+    """Return completions of `incomplete`: files, and the `names` that begin with it.
+
+    Files come first: at their item, click's script for bash forgets the items before it.
+    """
+    from click.shell_completion import CompletionItem
+
+    items = [CompletionItem(name) for name in names if name.startswith(incomplete)]
+    return [CompletionItem(incomplete, type="file"), *items]
+
+
+class _TextOrPath(StringParamType):
+    """A text for which shells offer files: click's offers nothing, and most texts on a command line are paths."""
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[Any]:
+        return names_and_files((), incomplete)
+
+
+def _offer_files(command: click.Command) -> None:
+    """Let shells complete files for every parameter of `command` that is a text without names of its own."""
+    for parameter in command.params:
+        if type(parameter.type) is StringParamType:
+            parameter.type = _TextOrPath()
 
 
 def verbosity_options() -> list[click.Parameter]:

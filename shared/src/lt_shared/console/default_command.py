@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from lt_shared.console.commands import Command
+from lt_shared.console.commands import Command, names_and_files
 from lt_shared.console.errors import UsageError
 
 VERBOSITY = ("-q", "--quiet", "-v", "--verbose")
@@ -20,14 +20,13 @@ class Operands(click.Argument):
     """The files that a command works on; the first word may be the name of a command instead."""
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[Any]:
-        from click.shell_completion import CompletionItem
+        names = ctx.command.names(ctx) if isinstance(ctx.command, DefaultCommand) and _is_first_word(ctx) else []
+        return names_and_files(names, incomplete)
 
-        is_first = os.environ.get("COMP_CWORD") == "1" and isinstance(ctx.command, DefaultCommand)
-        names = ctx.command.names(ctx) if is_first and isinstance(ctx.command, DefaultCommand) else []
-        return [
-            *(CompletionItem(name) for name in names if name.startswith(incomplete)),
-            CompletionItem(incomplete, type="file"),
-        ]
+
+def _is_first_word(ctx: click.Context) -> bool:
+    """Whether no option and no operand has been typed before the word that is completed."""
+    return all(ctx.get_parameter_source(name) != click.core.ParameterSource.COMMANDLINE for name in ctx.params)
 
 
 class DefaultCommand(Command):

@@ -7,7 +7,6 @@ only a private file is deleted.
 
 import contextlib
 import os
-import secrets
 import shutil
 import stat
 
@@ -29,7 +28,7 @@ def remove(path: str | os.PathLike[str]) -> None:
         return
     if could_be_renamed(name, status):
         directory, _, base = name.rpartition("/")
-        aside = os.path.join(directory or ".", f"{base.lstrip('.')}.kept-{secrets.token_hex(4)}")
+        aside = os.path.join(directory or ".", f"{base.lstrip('.')}.kept-{os.urandom(4).hex()}")
         os.rename(name, aside)
         warn(f"{name}: others may rename files here, and it is no unfinished output by its mode: it is now {aside}")
     elif stat.S_ISDIR(status.st_mode):

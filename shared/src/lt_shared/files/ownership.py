@@ -10,7 +10,6 @@ only where the first comparison fails.
 import contextlib
 import errno
 import os
-import secrets
 import stat
 from pathlib import Path
 
@@ -183,7 +182,7 @@ def modes_are_not_kept(directory: str | os.PathLike[str]) -> bool:
 
 def _new_file(directory: str | os.PathLike[str], mode: int = 0o600) -> os.stat_result | None:
     """The status of a file that this process makes in `directory` with `mode` and deletes; None when it cannot make one."""
-    path = os.path.join(directory, f".lt-owner-{secrets.token_hex(8)}")
+    path = os.path.join(directory, f".lt-owner-{os.urandom(8).hex()}")
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode)
     except OSError:

@@ -7,7 +7,7 @@ import pytest
 from wrapped_logs import LOGGERS, SHIPPERS, Lines
 
 from lt_monitor.events.records import Record
-from lt_monitor.logs import label_digits, log_files
+from lt_monitor.logs import label_digits, line_blocks
 from lt_monitor.logs.fast import step_templates
 from lt_monitor.logs.fields import Field
 from lt_monitor.logs.line_parsers import StepLine
@@ -105,7 +105,7 @@ def _text(lines: Lines) -> bytes:
 def _records(text: bytes, choice: random.Random, sizes: list[int]) -> list[Record]:
     stream = io.BytesIO(text)
     parser, records, offset = LogParser(), [], 0
-    for block in log_files.blocks(lambda size: stream.read(min(size, choice.choice(sizes))), final=True):
+    for block in line_blocks.blocks(lambda size: stream.read(min(size, choice.choice(sizes))), final=True):
         records += parser.parse(block, offset).records("a.log", "a")
         offset += len(block)
     return records

@@ -14,7 +14,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, GPT2Config, GPT2LMHea
 from lt_shared.console import BadConfig
 from lt_shared.models import huggingface
 from lt_shared.models.architecture import Architecture, RopeScaling
-from lt_shared.models.architecture.sizes import GATED_DELTA
+from lt_shared.models.architecture.mixers import MIXERS
 from lt_shared.models.presets import PRESETS
 
 LLAMA = Architecture("small", "llama", 3, 64, 96, 8, 2, 500, 32)
@@ -113,14 +113,26 @@ def test_flops_of_every_family_are_those_that_torch_counts(name: str, monkeypatc
     if shape.gated_delta:
         # transformers pads to a chunk of 64 tokens, and its convolution computes what it drops.
         module = sys.modules[type(model).__module__]
-        monkeypatch.setattr(module, "torch_chunk_gated_delta_rule", lambda query, key, value, **options: (value, None))
+        rule = "chunk_kimi_delta_attention" if shape.gated_delta.decays_channels else "torch_chunk_gated_delta_rule"
+        monkeypatch.setattr(module, rule, lambda query, key, value, **options: (value, None))
         monkeypatch.setattr(module, "causal_conv1d_fn", lambda channels, *arguments, **options: channels)
         delta = shape.gated_delta
         per_layer = 4 * delta.state_size + delta.linear_conv_kernel_dim * delta.convolved_size
         between_projections = 6 * len(delta.layers) * per_layer
+    if shape.short_convolution:
+        module = sys.modules[type(model).__module__]
+        monkeypatch.setattr(module, "causal_conv1d_fn", lambda channels, *arguments, **options: channels)
+        convolution = shape.short_convolution
+        between_projections = 6 * len(convolution.layers) * convolution.taps * shape.hidden_size
+    if shape.mamba:
+        module, mamba = sys.modules[type(model).__module__], shape.mamba
+        monkeypatch.setattr(module, "mamba2_chunk_scan", lambda values, *arguments, **options: values)
+        monkeypatch.setattr(module, "causal_conv1d_fn", lambda channels, *arguments, **options: channels)
+        per_layer = 7 * mamba.state_size // 2 + mamba.taps * mamba.convolved_size
+        between_projections = 6 * len(mamba.layers) * per_layer
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         model(torch.arange(length)[None], use_cache=False)
-    attention_layers = sum(len(layers) for mixer, layers in shape.mixers.items() if mixer != GATED_DELTA)
+    attention_layers = sum(len(layers) for mixer, layers in shape.mixers.items() if MIXERS[mixer].has_scores)
     causal_saving = attention_layers * (shape.query_size + shape.value_size) * length
     assert shape.flops_per_token(length) - between_projections == 3 * (counter.get_total_flops() // length - causal_saving)
 

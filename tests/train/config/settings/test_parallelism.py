@@ -65,6 +65,8 @@ LAYOUTS = sampled(
         "tp4-sp": (*TP4, *SP),
         "deep-pp4": (*PP4, *ONE),
         "deep-pp2-uneven": (*PP2, "--decoder-first-pipeline-num-layers", "3", *ONE),
+        "deep-pp2-vpp2-layout": (*PP2, "--pipeline-model-parallel-layout", "E|t|ttt|L", *ONE),
+        "deep-pp2-loss": (*PP2, "--pipeline-model-parallel-layout", "Et*4|L", *ONE),
         "deep-pp2-vpp2-dp2-zero": (*PP2, *VPP2, *ZERO, "--overlap-grad-reduce", "--overlap-param-gather", *DP4),
         "deep-pp2-vpp2-tp2-sp": (*PP2, *VPP2, *TP2, *SP, *ONE),
         "dp2": DP2,

@@ -14,7 +14,9 @@ from lt_shared.models import rope_scaling as scalings
 from lt_shared.models.architecture import flops, mlps
 from lt_shared.models.architecture.gated_delta import GatedDelta
 from lt_shared.models.architecture.latent_attention import LatentAttention
+from lt_shared.models.architecture.mamba import Mamba
 from lt_shared.models.architecture.mixers import MIXERS
+from lt_shared.models.architecture.short_convolution import ShortConvolution
 from lt_shared.models.architecture.sizes import NEWER, Sizes
 from lt_shared.models.rope_scaling import RopeScaling
 
@@ -88,12 +90,13 @@ class Architecture(Sizes):
         unknown = sorted(set(record) - field_names)
         if unknown:
             raise BadConfig(f"architecture has unknown fields: {', '.join(unknown)}", "it was written by a newer version")
-        scaling, latent, delta = (record.get(name) for name in ("rope_scaling", "latent_attention", "gated_delta"))
+        kinds: dict[str, Any] = {"latent_attention": LatentAttention, "gated_delta": GatedDelta}
+        kinds |= {"short_convolution": ShortConvolution, "mamba": Mamba}
+        scaling = record.get("rope_scaling")
         try:
             parts = {
                 "rope_scaling": scalings.from_record(scaling) if scaling else None,
-                "latent_attention": LatentAttention(**latent) if latent else None,
-                "gated_delta": GatedDelta(**delta) if delta else None,
+                **{name: kind(**record[name]) if record.get(name) else None for name, kind in kinds.items()},
             }
             return cls(**{**record, **parts})
         except TypeError as error:

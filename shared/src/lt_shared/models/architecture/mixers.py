@@ -3,7 +3,16 @@
 from collections.abc import Callable
 from typing import NamedTuple
 
-from lt_shared.models.architecture.sizes import ATTENTION, GATED_DELTA, LATENT_ATTENTION, Sizes
+from lt_shared.models.architecture.sizes import (
+    ATTENTION,
+    GATED_DELTA,
+    KIMI_DELTA,
+    LATENT_ATTENTION,
+    MAMBA,
+    NO_MIXER,
+    SHORT_CONVOLUTION,
+    Sizes,
+)
 
 
 class Mixer(NamedTuple):
@@ -112,6 +121,56 @@ def _gated_delta_products(model: Sizes) -> int:
     return 4 * model.gated_delta.state_size
 
 
+def _kimi_delta_weights(model: Sizes) -> int:
+    """The projections of gated delta layers but for decays and gates, which pass through latents."""
+    delta = model.gated_delta
+    assert delta is not None
+    latents = 2 * delta.linear_key_head_dim * (model.hidden_size + delta.value_size)
+    return _gated_delta_weights(model) + latents
+
+
+def _kimi_delta_vectors(model: Sizes) -> int:
+    delta = model.gated_delta
+    assert delta is not None
+    return delta.linear_num_value_heads + delta.key_size + delta.linear_value_head_dim
+
+
+def _short_convolution_weights(model: Sizes) -> int:
+    assert model.short_convolution is not None
+    return model.hidden_size * (4 * model.hidden_size + model.short_convolution.taps)
+
+
+def _short_convolution_divided(model: Sizes) -> dict[str, int]:
+    return {"channels of short convolutions": model.hidden_size}
+
+
+def _mamba_weights(model: Sizes) -> int:
+    mamba = model.mamba
+    assert mamba is not None
+    return model.hidden_size * (mamba.projected_size + mamba.inner_size) + mamba.taps * mamba.convolved_size
+
+
+def _mamba_vectors(model: Sizes) -> int:
+    """A_log, D and a bias of the time step per head, the output's norm, and the bias of the convolution."""
+    mamba = model.mamba
+    assert mamba is not None
+    return 3 * mamba.mamba_num_heads + mamba.inner_size + (mamba.convolved_size if mamba.convolution_bias else 0)
+
+
+def _mamba_divided(model: Sizes) -> dict[str, int]:
+    assert model.mamba is not None
+    return {"groups of Mamba heads": model.mamba.mamba_num_groups}
+
+
+def _mamba_products(model: Sizes) -> int:
+    """Half of seven per number of the state: Megatron-LM counts 7 FLOPs for each (`mamba_layer_flops` of its training.py).
+
+    A scan in chunks multiplies more often.
+    """
+    assert model.mamba is not None
+    return 7 * model.mamba.state_size // 2
+
+
 MIXERS = {
     ATTENTION: Mixer(_attention_weights, _attention_vectors, _attention_divided, _attention_shared),
     LATENT_ATTENTION: Mixer(_latent_attention_weights, _latent_attention_vectors, _latent_attention_divided, _none_shared),
@@ -124,4 +183,31 @@ MIXERS = {
         splits_samples=False,
         products=_gated_delta_products,
     ),
+    KIMI_DELTA: Mixer(
+        _kimi_delta_weights,
+        _kimi_delta_vectors,
+        _gated_delta_divided,
+        _none_shared,
+        has_scores=False,
+        splits_samples=False,
+        products=_gated_delta_products,
+    ),
+    SHORT_CONVOLUTION: Mixer(
+        _short_convolution_weights,
+        lambda model: 0,
+        _short_convolution_divided,
+        _none_shared,
+        has_scores=False,
+        splits_samples=False,
+    ),
+    MAMBA: Mixer(
+        _mamba_weights,
+        _mamba_vectors,
+        _mamba_divided,
+        _none_shared,
+        has_scores=False,
+        splits_samples=False,
+        products=_mamba_products,
+    ),
+    NO_MIXER: Mixer(lambda model: 0, lambda model: 0, _none_shared, _none_shared, has_scores=False),
 }

@@ -9,9 +9,11 @@ from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from lt_shared.console import BadConfig
-from lt_shared.models.architecture import expert_groups
+from lt_shared.models.architecture import experts, mamba, mixer_layers, short_convolution
 from lt_shared.models.architecture.gated_delta import GatedDelta, check_gates
 from lt_shared.models.architecture.latent_attention import LatentAttention
+from lt_shared.models.architecture.mamba import Mamba
+from lt_shared.models.architecture.short_convolution import ShortConvolution
 from lt_shared.models.rope_scaling import AnyScaling, LongRopeScaling, YarnScaling, check_counts, check_numbers
 
 Family = Literal["gpt", "llama"]
@@ -29,7 +31,11 @@ ScoreFunction = Literal["softmax", "sigmoid"]
 # Norms of queries and keys: per head, or over all heads at once (OLMo 2).
 QkNorm = Literal["head", "all_heads"]
 # Kinds of mixers (`lt_shared.models.architecture.mixers`).
-ATTENTION, LATENT_ATTENTION, GATED_DELTA = "attention", "latent_attention", "gated_delta"
+ATTENTION, LATENT_ATTENTION = "attention", "latent_attention"
+GATED_DELTA, KIMI_DELTA = "gated_delta", "kimi_delta"
+SHORT_CONVOLUTION, MAMBA = "short_convolution", "mamba"
+# Of a layer that is an MLP alone.
+NO_MIXER = "no_mixer"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,7 +47,9 @@ class Sizes:
     window if it differs from `rotary_base`; these layers then have no scaling either. With `no_rope_freq` n, every n-th layer
     rotates nothing. `softmax_scale` replaces the inverse root of the head size. `attention_sinks` gives every head a learned
     logit that takes part in the softmax and is then dropped. With `attention_output_gate`, every channel of attention's output is
-    multiplied by the sigmoid of a projection. The layers of `gated_delta` have a recurrent state in place of attention.
+    multiplied by the sigmoid of a projection. The layers of `gated_delta` and `mamba` have a recurrent state in place of
+    attention, and the layers of `short_convolution` a convolution of a few tokens. With `mlp_layers`, each layer has one part:
+    these layers are an MLP alone, and all others a mixer alone (Nemotron-H).
     `qk_layernorm_after_rope` normalizes queries and keys behind the rotation (Hunyuan). With `query_temperature_beta` b, a query
     at position p is multiplied by 1 + b log(1 + floor(p / the original positions of YaRN)) (Ministral 3).
     `add_bias_linear` gives biases to the router and to all linear layers, QKV included; `add_qkv_bias` is then False.
@@ -130,6 +138,9 @@ class Sizes:
     clip_qkv: float | None = None
     attention_output_gate: bool = False
     gated_delta: GatedDelta | None = None
+    short_convolution: ShortConvolution | None = None
+    mamba: Mamba | None = None
+    mlp_layers: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         sizes = ("num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "num_query_groups", "vocab_size")
@@ -149,6 +160,8 @@ class Sizes:
             if getattr(self, field) not in words:
                 raise TypeError(f"{field} is {getattr(self, field)!r:.40}, must be {' or '.join(words)}")
         self._set_head_size()
+        # A record has a list.
+        object.__setattr__(self, "mlp_layers", tuple(self.mlp_layers))
         if self.num_attention_heads % self.num_query_groups:
             raise BadConfig(f"{self.num_attention_heads} attention heads do not split into {self.num_query_groups} query groups")
         if self.family == "llama" and self.rotary_channels % 2:
@@ -157,7 +170,7 @@ class Sizes:
             # `add_bias_linear` includes the biases of queries, keys and values.
             object.__setattr__(self, "add_qkv_bias", False)
         self._check_features()
-        self._check_experts()
+        experts.check(self)
 
     def _set_head_size(self) -> None:
         if self.kv_channels != 0:
@@ -193,6 +206,9 @@ class Sizes:
             raise BadConfig("norms behind the rotation, and no norms of queries and keys", "give qk_layernorm")
         self._check_layer_style()
         check_gates(self, self.num_layers, self.gated_delta)
+        short_convolution.check(self, self.short_convolution)
+        mixer_layers.check_single_parts(self.mlp_layers, self)
+        mamba.check(self, self.mamba)
         latent = self.latent_attention
         if latent is None:
             return
@@ -207,9 +223,11 @@ class Sizes:
             "sliding_window",
             "attention_sinks",
             "add_bias_linear",
-            "no_rope_freq",
+            "attention_output_gate",
         )
-        excluded += ("attention_output_gate", "gated_delta")
+        # Kimi Linear's latent attention rotates nothing.
+        excluded += () if self.no_rope_freq == 1 else ("no_rope_freq",)
+        excluded += () if self.gated_delta and self.gated_delta.decays_channels else ("gated_delta",)
         both = [field for field in excluded if getattr(self, field)]
         if both:
             raise BadConfig(f"latent attention with {', '.join(both)}: no model here has both")
@@ -227,7 +245,7 @@ class Sizes:
         if self.normalization == "RMSNorm" and self.gated_linear_unit:
             return
         features = {
-            "experts": self.num_experts,
+            "experts": self.num_experts and not self.mlp_layers,
             "multi-token prediction": self.mtp_num_layers,
             "latent attention": self.latent_attention,
         }
@@ -241,37 +259,6 @@ class Sizes:
         if both:
             style = "LayerNorm" if self.normalization == "LayerNorm" else "an MLP without gates"
             raise BadConfig(f"{style} with {', '.join(both)}: no model here has both")
-
-    def _check_experts(self) -> None:
-        if self.num_experts is None:
-            expert_fields = [field for field in _OF_EXPERTS if getattr(self, field)]
-            if expert_fields:
-                raise BadConfig(f"{', '.join(expert_fields)} for a model without experts", "give num_experts")
-            return
-        if self.family != "llama":
-            raise BadConfig("experts are known in the Llama style only", "use RoPE, RMSNorm, SwiGLU and no biases")
-        if not 1 <= self.moe_router_topk <= self.num_experts:
-            raise BadConfig(f"a token cannot go to {self.moe_router_topk} of {self.num_experts} experts")
-        if self.moe_first_dense_layers >= self.num_layers:
-            raise BadConfig(f"of {self.num_layers} layers, the first {self.moe_first_dense_layers} have no experts: none has")
-        if self.moe_first_dense_layers == 0 or self.moe_ffn_hidden_size == self.ffn_hidden_size:
-            object.__setattr__(self, "ffn_hidden_size", self.expert_size)
-            object.__setattr__(self, "moe_ffn_hidden_size", None)
-        if self.moe_shared_expert_gate and not self.moe_shared_expert_intermediate_size:
-            raise BadConfig("a gate of the shared expert, and no shared expert", "give moe_shared_expert_intermediate_size")
-        # ERNIE 4.5 chooses experts by the biased probabilities, and weighs the chosen ones by a softmax over them.
-        is_softmax_over_all = self.moe_router_score_function == "softmax" and bool(
-            self.moe_router_pre_softmax or self.moe_router_num_groups
-        )
-        if self.moe_router_enable_expert_bias and is_softmax_over_all:
-            raise BadConfig(
-                "biases that balance experts with a softmax over all experts, or with groups",
-                "give moe_router_score_function sigmoid",
-            )
-        if self.moe_router_score_function == "sigmoid":
-            # Megatron always normalises sigmoids over the chosen experts, whatever the setting says.
-            object.__setattr__(self, "moe_router_pre_softmax", False)
-        expert_groups.check(self, self.num_experts)
 
     @property
     def group_score_topk(self) -> int:
@@ -304,16 +291,24 @@ class Sizes:
 
     def has_experts(self, layer: int) -> bool:
         """Whether the layer of this index, from 0, has experts. Multi-token prediction layers come from `num_layers` on."""
-        return self.num_experts is not None and layer >= self.moe_first_dense_layers
+        return self.num_experts is not None and layer >= self.moe_first_dense_layers and self.has_mlp(layer)
+
+    def has_mlp(self, layer: int) -> bool:
+        """Whether the layer of this index, from 0, has an MLP or experts, beside a mixer or alone."""
+        return not self.mlp_layers or layer in self.mlp_layers
 
     @functools.cached_property
     def mixers(self) -> Mapping[str, Sequence[int]]:
         """The layers, from 0, that have each kind of mixer; the kinds are keys of `mixers.MIXERS`."""
         attention = LATENT_ATTENTION if self.latent_attention else ATTENTION
-        if self.gated_delta is None:
+        delta_kind = KIMI_DELTA if self.gated_delta and self.gated_delta.decays_channels else GATED_DELTA
+        parts = {delta_kind: self.gated_delta, SHORT_CONVOLUTION: self.short_convolution, MAMBA: self.mamba}
+        others = {kind: part.layers for kind, part in parts.items() if part is not None}
+        others |= {NO_MIXER: self.mlp_layers} if self.mlp_layers else {}
+        if not others:
             return {attention: range(self.num_layers)}
-        layers = self.gated_delta.layers
-        return {GATED_DELTA: layers, attention: [layer for layer in range(self.num_layers) if layer not in layers]}
+        taken = {layer for layers in others.values() for layer in layers}
+        return {**others, attention: [layer for layer in range(self.num_layers) if layer not in taken]}
 
     def mixer(self, layer: int) -> str:
         """The kind of mixer of a layer. Multi-token prediction layers, from `num_layers` on, have the kind that is named last."""
@@ -322,7 +317,7 @@ class Sizes:
 
     def places_norms(self, layer: int) -> NormPlacement:
         """Return where the norms of a layer are. Gated delta layers have them in front, whatever the attention layers have."""
-        return "pre" if self.mixer(layer) == GATED_DELTA else self.norm_placement
+        return "pre" if self.mixer(layer) in (GATED_DELTA, KIMI_DELTA) else self.norm_placement
 
     def layer_kind(self, layer: int) -> tuple[str, bool]:
         """Return a layer's mixer and whether it has experts. Layers with the same kind have the same tensors."""
@@ -364,7 +359,7 @@ class Sizes:
     @property
     def norms_of_layer(self) -> int:
         """The number of norms in the residual stream of a layer."""
-        return 1 if self.parallel_layers else 4 if self.norm_placement == "both" else 2
+        return 1 if self.parallel_layers or self.mlp_layers else 4 if self.norm_placement == "both" else 2
 
 
 _FIELDS = [field.name for field in dataclasses.fields(Sizes)]
@@ -388,7 +383,3 @@ _WORDS = {
     "normalization": ("RMSNorm", "LayerNorm"),
     "layernorm_parameters": ("weight_and_bias", "weight", "none"),
 }
-_OF_EXPERTS = (
-    *("moe_ffn_hidden_size", "moe_first_dense_layers", "moe_shared_expert_intermediate_size", "moe_router_pre_softmax"),
-    *("moe_router_enable_expert_bias", "moe_router_num_groups", "moe_shared_expert_gate"),
-)

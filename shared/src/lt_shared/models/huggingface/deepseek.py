@@ -82,7 +82,7 @@ def read(config: dict[str, Any], name: str, kind: str, **family: Any) -> Archite
     )
 
 
-def _write_v3(architecture: Architecture) -> dict[str, Any]:
+def written_v3(architecture: Architecture) -> dict[str, Any]:
     return written(architecture) | {
         "scoring_func": "sigmoid",
         "topk_method": "noaux_tc",
@@ -92,18 +92,16 @@ def _write_v3(architecture: Architecture) -> dict[str, Any]:
 
 
 def _read_v3(config: dict[str, Any], name: str, model_type: str = "") -> Architecture:
-    return read(
-        config,
-        name,
-        model_type or "deepseek_v3",
-        absent=ABSENT | _V3,
-        model_type=model_type,
-        **shared_experts.read_sigmoid_router(config, name),
-    )
+    return read_v3(config, name, model_type or "deepseek_v3", ABSENT | _V3, model_type=model_type)
+
+
+def read_v3(config: dict[str, Any], name: str, kind: str, absent: dict[str, Any], **family: Any) -> Architecture:
+    """Read a model of type `kind` with V3's router, whose settings `absent` have these values; `family` has its other fields."""
+    return read(config, name, kind, absent=absent, **shared_experts.read_sigmoid_router(config, name), **family)
 
 
 def _write_kimi_k2(architecture: Architecture) -> dict[str, Any]:
-    return _write_v3(architecture)
+    return written_v3(architecture)
 
 
 def _read_kimi_k2(config: dict[str, Any], name: str) -> Architecture:
@@ -112,7 +110,7 @@ def _read_kimi_k2(config: dict[str, Any], name: str) -> Architecture:
 
 def _write_glm4_moe_lite(architecture: Architecture) -> dict[str, Any]:
     layers, dense = architecture.num_layers, architecture.moe_first_dense_layers
-    return _write_v3(architecture) | {"mlp_layer_types": ["dense"] * dense + ["sparse"] * (layers - dense)}
+    return written_v3(architecture) | {"mlp_layer_types": ["dense"] * dense + ["sparse"] * (layers - dense)}
 
 
 def _read_glm4_moe_lite(config: dict[str, Any], name: str) -> Architecture:
@@ -145,7 +143,7 @@ def _read_v2(config: dict[str, Any], name: str) -> Architecture:
 
 
 DEEPSEEK_V2 = ModelType("deepseek_v2", "DeepseekV2ForCausalLM", _write_v2, _read_v2, defaults=_V2_DEFAULTS)
-DEEPSEEK_V3 = ModelType("deepseek_v3", "DeepseekV3ForCausalLM", _write_v3, _read_v3, defaults=_V3_DEFAULTS)
+DEEPSEEK_V3 = ModelType("deepseek_v3", "DeepseekV3ForCausalLM", written_v3, _read_v3, defaults=_V3_DEFAULTS)
 KIMI_K2 = ModelType(KIMI_K2_NAME, "DeepseekV3ForCausalLM", _write_kimi_k2, _read_kimi_k2, defaults=_V3_DEFAULTS)
 GLM4_MOE_LITE = ModelType(
     GLM4_MOE_LITE_NAME,

@@ -13,6 +13,7 @@ from lt_shared.models.huggingface import unsupported
 from lt_shared.models.huggingface.adjacent_pairs import ERNIE4_5, GLM, GLM4, HELIUM
 from lt_shared.models.huggingface.apertus import APERTUS
 from lt_shared.models.huggingface.arcee import ARCEE, NEMOTRON, STARCODER2
+from lt_shared.models.huggingface.bamba import BAMBA
 from lt_shared.models.huggingface.cohere import COHERE, COHERE2
 from lt_shared.models.huggingface.config_fields import ModelType
 from lt_shared.models.huggingface.deepseek import DEEPSEEK_V2, DEEPSEEK_V3, GLM4_MOE_LITE, KIMI_K2
@@ -25,11 +26,14 @@ from lt_shared.models.huggingface.gpt2 import GPT2
 from lt_shared.models.huggingface.gpt_oss import GPT_OSS
 from lt_shared.models.huggingface.granite import GRANITE, GRANITEMOE, GRANITEMOEHYBRID, GRANITEMOESHARED
 from lt_shared.models.huggingface.hunyuan import HUNYUAN_V1_DENSE, HUNYUAN_V1_MOE
+from lt_shared.models.huggingface.kimi_linear import KIMI_LINEAR
+from lt_shared.models.huggingface.lfm2 import LFM2, LFM2_MOE
 from lt_shared.models.huggingface.llama import LLAMA, MISTRAL, MIXTRAL, QWEN2, QWEN3
 from lt_shared.models.huggingface.minimax_m2 import MINIMAX_M2
 from lt_shared.models.huggingface.ministral3 import MINISTRAL3
 from lt_shared.models.huggingface.mistral3 import MISTRAL3
 from lt_shared.models.huggingface.mistral4 import MISTRAL4
+from lt_shared.models.huggingface.nemotron_h import NEMOTRON_H
 from lt_shared.models.huggingface.olmo import OLMO, OLMO2, OLMO3, OLMOE
 from lt_shared.models.huggingface.olmo_hybrid import OLMO_HYBRID
 from lt_shared.models.huggingface.phi3 import PHI3, architecture_without_usual_factor
@@ -90,10 +94,15 @@ _ALL = (
     DEEPSEEK_V2,
     DEEPSEEK_V3,
     KIMI_K2,
+    KIMI_LINEAR,
     GLM4_MOE_LITE,
     MISTRAL4,
     GLM4_MOE,
     DOTS1,
+    LFM2,
+    LFM2_MOE,
+    NEMOTRON_H,
+    BAMBA,
     GPT2,
 )
 _TYPES = {kind.name: kind for kind in _ALL}

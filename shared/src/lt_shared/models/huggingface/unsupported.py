@@ -22,7 +22,6 @@ _CHUNKED = (
     "megatron-core has neither"
 )
 _PER_LAYER_EMBEDDINGS = "embeddings for every layer and keys that layers share, and would need both in megatron-core's block"
-_CONVOLUTIONS = "short convolutions in place of attention in most layers, and would need such a layer in megatron-core's block"
 _SPARSE_MIXER = (
     "a router that chooses its two experts one after the other, in training at random among those near the best, with a gradient "
     "of its own (SparseMixer), and would need both: trained with another router, its experts would get other tokens"
@@ -41,14 +40,13 @@ _GEMMA4_SETTINGS: Mapping[str, tuple[Any, str]] = {
 _BLOCK_SPARSE = "block-sparse attention and a clamped GEGLU, and would need kernels for both"
 _REASONS: Mapping[str, tuple[str, ...]] = {
     _CHUNKED: ("llama4", "llama4_text"),
-    STATE_SPACE: ("nemotron_h", "bamba", "falcon_h1", "falcon_mamba", "jamba", "mamba", "mamba2", "zamba", "zamba2"),
+    STATE_SPACE: ("falcon_h1", "falcon_mamba", "jamba", "mamba", "mamba2", "zamba", "zamba2"),
     _LINEAR_ATTENTION: (
         *("qwen4_exp", "qwen4_exp_text"),
-        *("kimi_linear", "minimax", "bailing_hybrid", "rwkv", "xlstm", "recurrent_gemma"),
+        *("minimax", "bailing_hybrid", "rwkv", "xlstm", "recurrent_gemma"),
     ),
     _SPARSE_ATTENTION: ("deepseek_v32", "deepseek_v4", "glm_moe_dsa", "glm5_next"),
     _PER_LAYER_EMBEDDINGS: ("gemma3n", "gemma3n_text"),
-    _CONVOLUTIONS: ("lfm2", "lfm2_moe"),
     _SPARSE_MIXER: ("phimoe",),
     _BLOCK_SPARSE: ("phi3small",),
 }

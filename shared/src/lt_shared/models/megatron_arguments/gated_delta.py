@@ -1,4 +1,4 @@
-"""Gated delta layers as megatron-core's arguments, and back.
+"""Gated delta layers, Kimi Delta Attention among them, as megatron-core's arguments, and back.
 
 `linear_attention_freq` n gives attention to every n-th layer; a list has 1 for each gated delta layer and 0 for attention.
 """
@@ -11,8 +11,8 @@ from lt_shared.models.architecture import Architecture, GatedDelta
 from lt_shared.models.architecture.gated_delta import SIZES
 
 VARIANT, FREQUENCY = "experimental_attention_variant", "linear_attention_freq"
-# The variants of megatron-core that are supported.
-VARIANTS = ("gated_delta_net",)
+# megatron-core's variant, and Kimi Delta Attention, which it does not have.
+VARIANTS = GATED_DELTA_NET, KIMI_DELTA_ATTENTION = "gated_delta_net", "kimi_delta_attention"
 # Fields that megatron-core has no argument for.
 _WITHOUT_ARGUMENT, _PREFIX = ("doubles_strength", "output_norm_epsilon"), "lt_gated_delta_"
 
@@ -23,7 +23,8 @@ def to_arguments(architecture: Architecture) -> dict[str, Any]:
         return {}
     sizes = {name: getattr(delta, name) for name in SIZES}
     own = {f"{_PREFIX}{name}": getattr(delta, name) for name in _WITHOUT_ARGUMENT if getattr(delta, name)}
-    return {VARIANT: VARIANTS[0], FREQUENCY: _frequency(delta.layers, architecture.num_layers), **sizes, **own}
+    variant = KIMI_DELTA_ATTENTION if delta.decays_channels else GATED_DELTA_NET
+    return {VARIANT: variant, FREQUENCY: _frequency(delta.layers, architecture.num_layers), **sizes, **own}
 
 
 def _frequency(layers: tuple[int, ...], count: int) -> int | list[int]:
@@ -42,7 +43,7 @@ def from_arguments(arguments: Mapping[str, Any], name: str) -> GatedDelta | None
     if not variant and not frequency:
         return None
     if variant not in VARIANTS:
-        raise BadConfig(f"{name}: {VARIANT} is {variant!r:.80}, known here is {VARIANTS[0]}")
+        raise BadConfig(f"{name}: {VARIANT} is {variant!r:.80}, known here are {', '.join(VARIANTS)}")
     count = arguments["num_layers"]
     if isinstance(frequency, list | tuple):
         pattern = list(frequency)
@@ -55,7 +56,8 @@ def from_arguments(arguments: Mapping[str, Any], name: str) -> GatedDelta | None
     layers = tuple(layer for layer, has_delta in enumerate(pattern) if has_delta)
     defaults = GatedDelta(layers)
     own = {field: arguments[_PREFIX + field] for field in _WITHOUT_ARGUMENT if arguments.get(_PREFIX + field)}
-    return GatedDelta(layers, **{size: arguments.get(size) or getattr(defaults, size) for size in SIZES}, **own)
+    sizes = {size: arguments.get(size) or getattr(defaults, size) for size in SIZES}
+    return GatedDelta(layers, **sizes, **own, decays_channels=variant == KIMI_DELTA_ATTENTION)
 
 
 def absent_in_megatron(architecture: Architecture) -> list[str]:
@@ -63,5 +65,7 @@ def absent_in_megatron(architecture: Architecture) -> list[str]:
     delta = architecture.gated_delta
     if delta is None:
         return []
+    if delta.decays_channels:
+        return ["Kimi Delta Attention, a variant that it does not know"]
     absent = ["gated_norm, the norm of gated delta's output: its out_norm adds 1 to the weight if the other norms do"]
     return absent + [f"{name} {getattr(delta, name)}" for name in _WITHOUT_ARGUMENT if getattr(delta, name)]

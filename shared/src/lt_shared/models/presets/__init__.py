@@ -10,6 +10,7 @@ from lt_shared.models.architecture import Architecture
 from lt_shared.models.presets.adjacent_pairs import ADJACENT_PAIRS
 from lt_shared.models.presets.apertus import APERTUS
 from lt_shared.models.presets.arcee import ARCEE
+from lt_shared.models.presets.bamba import BAMBA
 from lt_shared.models.presets.cohere import COHERE
 from lt_shared.models.presets.deepseek import DEEPSEEK
 from lt_shared.models.presets.dense import DENSE
@@ -19,8 +20,11 @@ from lt_shared.models.presets.glm4_moe import GLM4_MOE
 from lt_shared.models.presets.gpt_oss import GPT_OSS
 from lt_shared.models.presets.granite import GRANITE
 from lt_shared.models.presets.hunyuan import HUNYUAN
+from lt_shared.models.presets.kimi_linear import KIMI_LINEAR
+from lt_shared.models.presets.lfm2 import LFM2
 from lt_shared.models.presets.minimax_m2 import MINIMAX_M2
 from lt_shared.models.presets.ministral3 import MINISTRAL3
+from lt_shared.models.presets.nemotron_h import NEMOTRON_H
 from lt_shared.models.presets.olmo import OLMO
 from lt_shared.models.presets.phi3 import PHI3
 from lt_shared.models.presets.qwen3_moe import QWEN3_MOE
@@ -39,6 +43,7 @@ _ALL = (
     *GEMMA,
     *GPT_OSS,
     *DEEPSEEK,
+    *KIMI_LINEAR,
     *GLM4_MOE,
     *DOTS1,
     *MINIMAX_M2,
@@ -50,6 +55,9 @@ _ALL = (
     *ARCEE,
     *APERTUS,
     *ADJACENT_PAIRS,
+    *LFM2,
+    *NEMOTRON_H,
+    *BAMBA,
 )
 PRESETS = {architecture.name: architecture for architecture in _ALL}
 

@@ -21,8 +21,8 @@ from lt_shared.console import BadData, UsageError
 from lt_shared.models.architecture import Architecture
 
 PADDING = "padding."
-# Ends the name of a router's balancing bias: a buffer that the router counts tokens for, float32 in every model.
-BALANCING_BIAS = "e_score_correction_bias"
+# Ends the name of a router's balancing bias: a buffer that the router counts tokens for, float32 in every model; and LFM2's.
+BALANCING_BIAS, _BALANCING_BIAS_OF_LFM2 = "e_score_correction_bias", "feed_forward.expert_bias"
 # Names of xIELU's constants in a layer's MLP (Apertus): files have them as tensors without axes.
 XIELU_CONSTANTS = ("act_fn.beta", "act_fn.eps")
 # Names of tables: the format's, with a comma and what differs where a format has several. A legacy file has the tensor names of
@@ -275,12 +275,12 @@ class Family:
 
 def is_balancing_bias(name: str) -> bool:
     """Whether the canonical tensor of this name is a router's balancing bias, which no gradient changes."""
-    return name.endswith(BALANCING_BIAS)
+    return name.endswith((BALANCING_BIAS, _BALANCING_BIAS_OF_LFM2))
 
 
 def is_trained(name: str) -> bool:
     """Whether an optimizer updates the canonical tensor of this name."""
-    return not name.endswith((BALANCING_BIAS, *XIELU_CONSTANTS))
+    return not name.endswith((BALANCING_BIAS, _BALANCING_BIAS_OF_LFM2, *XIELU_CONSTANTS))
 
 
 def has_stacked_layers(table: str, architecture: Architecture) -> bool:

@@ -4,7 +4,10 @@ from typing import Any
 
 import click
 
-from lt_shared import console
+from lt_shared import console, memory
+
+# A block of 2 MiB and its step lines need about 10 MiB.
+KEPT_BYTES = 32 << 20
 
 
 def _use_pattern(context: click.Context, parameter: click.Parameter, pattern: str | None) -> None:
@@ -44,7 +47,15 @@ pattern_options = console.section(
         help="TOML file of such patterns, also for other events.",
     ),
 )
-_LOGS = click.argument("logs", metavar="LOG...", nargs=-1, required=True)
+
+
+def _keep_memory(context: click.Context, parameter: click.Parameter, logs: tuple[str, ...]) -> tuple[str, ...]:
+    if not context.resilient_parsing:
+        memory.keep_freed_memory(KEPT_BYTES)
+    return logs
+
+
+_LOGS = click.argument("logs", metavar="LOG...", nargs=-1, required=True, callback=_keep_memory)
 
 
 def reads_logs(function: Any) -> Any:

@@ -37,6 +37,12 @@ def _complete_gpu(context: click.Context, parameter: click.Parameter, incomplete
     return [name for name in peak_flops.PEAKS if name.lower().startswith(incomplete.lower()) and " " not in name]
 
 
+def _complete_metric(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
+    from lt_monitor.runs import metrics
+
+    return [metric.key for metric in metrics.METRICS if metric.key.startswith(incomplete)]
+
+
 evals_option = click.option(
     "--evals",
     metavar="DIR",
@@ -171,6 +177,7 @@ lt-monitor plot run*/train.log --metric loss --metric lr --x tokens --log-x --x-
         "metrics",
         metavar="NAME",
         multiple=True,
+        shell_complete=_complete_metric,
         help="Any number in the step lines instead of loss, grad_norm and speed: lr, mfu, memory, ... Repeatable.",
     ),
     click.option(

@@ -65,14 +65,16 @@ class Output:
     def take(self, block: ParsedBlock, deduplicator: Deduplicator, path: str, run: str) -> None:
         """Write and flush the events of a block of the log `path` that are new and not yet in the output."""
         lines = deduplicator.new_lines(block, path, run)
-        together = b"".join(lines)
-        if not together.isascii() or b"\x7f" in together:
+        # The empty line ends the last line; adding the newline to the text would copy the text.
+        text = b"\n".join([*lines, b""])
+        if not text.isascii() or b"\x7f" in text:
             lines = [json_for_terminals(line) for line in lines]
+            text = b"\n".join([*lines, b""])
         if self._written:
             lines = [line for line in lines if not self._is_written(line)]
+            text = b"\n".join([*lines, b""])
         if not lines:
             return
-        text = b"\n".join(lines) + b"\n"
         if self._unfinished:
             text = text[len(self._unfinished) :] if lines[0].startswith(self._unfinished) else b"\n" + text
             self._unfinished = b""

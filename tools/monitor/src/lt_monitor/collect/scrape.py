@@ -16,7 +16,7 @@ from lt_monitor.collect.generations import Generation
 from lt_monitor.collect.offsets import LogOffset, LogOffsets, SavedLogOffset
 from lt_monitor.collect.outputs import Output
 from lt_monitor.events import records
-from lt_monitor.logs import compressed_logs, log_files, rank_series
+from lt_monitor.logs import compressed_logs, line_blocks, log_files, rank_series
 from lt_monitor.logs.deduplication import Deduplicator
 from lt_monitor.logs.log_parser import LogParser
 from lt_monitor.logs.parsed_block import ParsedBlock
@@ -257,7 +257,7 @@ def _read_on(path: str, run: str, log: IO[bytes], log_offset: LogOffset, output:
     parser, deduplicator = LogParser(log_offset.parser), Deduplicator(log_offset.deduplicator)
     shown = log_files.printable(path)
     log.seek(log_offset.offset)
-    for block in log_files.blocks(log.read, final):
+    for block in line_blocks.blocks(line_blocks.whole_lines(log), final):
         if log_offset.offset == 0:
             log_files.warn_of_no_text(block, path)
         parsed = parser.parse(block, log_offset.offset)

@@ -7,11 +7,12 @@ again, the run repeated the step after a restart, and the event is new.
 
 import bisect
 import json
+import math
 from collections import OrderedDict
 from collections.abc import Sequence
-from itertools import repeat
 from typing import Any
 
+import numpy as np
 import orjson
 
 from lt_monitor.events.records import Record
@@ -27,7 +28,7 @@ Key = tuple[Any, ...]
 
 
 class Deduplicator:
-    """Drops the repeated records of one log. To continue an earlier deduplicator, pass its `to_record()` as `state`."""
+    """Drops the repeated records of a log. To continue an earlier deduplicator, pass its `to_record()` as `state`."""
 
     def __init__(self, state: Record | None = None):
         state = state or {}
@@ -55,31 +56,42 @@ class Deduplicator:
         begin = 0
         for order, item in block.ordered_items():
             end = bisect.bisect_left(steps.offsets, order)
-            new += [lines[index] for index in self._new_steps(steps, begin, end, run)]
+            new += self._new_step_lines(steps, lines, begin, end, run)
             new += encoded(self.new_records([attributed(item, path, run)]))
             begin = end
-        new += [lines[index] for index in self._new_steps(steps, begin, len(lines), run)]
+        new += self._new_step_lines(steps, lines, begin, len(lines), run)
         return new
+
+    def _new_step_lines(self, block: StepBlock, lines: list[bytes], begin: int, end: int, run: str) -> list[bytes]:
+        """Return the new lines from `begin` to before `end` among the steps' `lines`: nearly always all."""
+        indexes = self._new_steps(block, begin, end, run)
+        return lines[begin:end] if len(indexes) == end - begin else [lines[index] for index in indexes]
 
     def _new_steps(self, block: StepBlock, begin: int, end: int, run: str) -> list[int]:
         """Return the indexes of the new steps from `begin` to before `end`."""
         if begin == end:
             return []
-        numbers, losses = block.numbers[begin:end], block.losses[begin:end]
         if len(block.streams) == 1 and self._is_alone(block.streams[0]):
-            # With a single process, only a step printed twice in a row (by a progress bar) is a repetition.
-            stream = block.streams[0]
-            ahead = [self._latest.get(stream), *zip(repeat(run), numbers, losses, strict=False)]
-            self._latest[stream] = ahead[-1] or ()
-            if stream != UNNAMED:
-                steps = list(zip(numbers, (loss is None for loss in losses), strict=True))
-                for number, has_no_loss in _last_distinct(steps, 2 * REMEMBERED_PER_STREAM):
-                    self._is_new_for(stream, (run, number, has_no_loss))
-            return [begin + index for index, key in enumerate(ahead[1:]) if key != ahead[index]]
+            return self._new_steps_of_one(block, begin, end, run)
+        numbers, losses = block.numbers[begin:end], block.losses[begin:end]
         stream_of = [0] * len(numbers) if block.stream_of is None else block.stream_of[begin:end].tolist()
         streams = [block.streams[index] for index in stream_of]
         keys = zip(streams, numbers, losses, strict=True)
         return [begin + index for index, key in enumerate(keys) if self._is_new_step(run, *key)]
+
+    def _new_steps_of_one(self, block: StepBlock, begin: int, end: int, run: str) -> list[int]:
+        """Return the indexes of the new steps of a single process: only a step printed twice in a row is a repetition."""
+        (stream,) = block.streams
+        numbers, losses = block.column("step")[begin:end], block.column("loss")[begin:end]
+        losses = np.where(np.isfinite(losses), losses, np.inf)
+        is_new = np.ones(end - begin, dtype=bool)
+        is_new[1:] = (numbers[1:] != numbers[:-1]) | (losses[1:] != losses[:-1])
+        is_new[0] = self._latest.get(stream) != _key(run, numbers[0], losses[0])
+        self._latest[stream] = _key(run, numbers[-1], losses[-1])
+        if stream != UNNAMED:
+            for number, has_no_loss in _last_distinct(numbers, np.isinf(losses), 2 * REMEMBERED_PER_STREAM):
+                self._is_new_for(stream, (run, number, has_no_loss))
+        return (np.flatnonzero(is_new) + begin).tolist()
 
     def _is_alone(self, stream: Stream) -> bool:
         """Whether `stream` is the only process whose events are remembered."""
@@ -124,11 +136,16 @@ class Deduplicator:
         return False
 
 
-def _last_distinct(steps: Sequence[tuple[float, bool]], count: int) -> list[tuple[float, bool]]:
-    """Return the last `count` distinct steps, ordered by their last occurrence."""
+def _key(run: str, number: float, loss: float) -> Key:
+    """Return what identifies a step. A `loss` that is not finite counts as none."""
+    return run, float(number), float(loss) if math.isfinite(loss) else None
+
+
+def _last_distinct(numbers: np.ndarray, without_loss: np.ndarray, count: int) -> list[tuple[float, bool]]:
+    """Return the last `count` distinct pairs of a step's number and whether it has no loss, ordered by their last occurrence."""
     distinct: dict[tuple[float, bool], None] = {}
-    for step in reversed(steps):
-        distinct.setdefault(step)
+    for index in reversed(range(len(numbers))):
+        distinct.setdefault((float(numbers[index]), bool(without_loss[index])))
         if len(distinct) == count:
             break
     return list(reversed(distinct))

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from lt_monitor.events.records import Record
 from lt_monitor.logs.line_parsers import StepLine
 from lt_monitor.logs.lines import Line
+from lt_shared.lazy_patterns import regex
 
 MAXIMUM_LABEL_BYTES = 400
 
@@ -53,4 +54,4 @@ def _is_same(text: bytes, line: Line, step: StepLine, parse: Callable[[Line], St
 def keyword_pattern(keywords: tuple[bytes, ...]) -> re.Pattern[bytes]:
     """Return a pattern for the `keywords` that have digits, with any digits in their places."""
     numbered = (_DIGIT.sub(rb"\\d", re.escape(keyword)) for keyword in keywords if _DIGIT.search(keyword) is not None)
-    return re.compile(b"|".join(dict.fromkeys(numbered)))
+    return regex(b"|".join(dict.fromkeys(numbered)))

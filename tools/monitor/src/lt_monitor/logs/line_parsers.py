@@ -6,34 +6,12 @@ and None for a line that it does not recognise. `formats.table.PARSERS` lists th
 
 import re
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 from lt_monitor.events.records import MESSAGE_CHARACTERS, Record
 from lt_monitor.logs.fields import RANK, TASK, TIME, Field, Value, decimal
 from lt_monitor.logs.lines import Line
-
-
-class _LazyPattern:
-    """A regular expression that is compiled at its first use, with the attributes of `re.Pattern`.
-
-    Compiling all four hundred patterns takes 0.15 s, and most logs need only a few.
-    """
-
-    def __init__(self, source: bytes, flags: int):
-        self._source, self._flags = source, flags
-
-    def __getattr__(self, name: str) -> Any:
-        compiled = re.compile(self._source, self._flags)
-        # Later uses find these attributes without calling `__getattr__`.
-        for attribute in ("search", "match", "fullmatch", "finditer", "findall", "sub", "split", "pattern", "groupindex"):
-            self.__dict__[attribute] = getattr(compiled, attribute)
-        return getattr(compiled, name)
-
-
-def regex(source: bytes, flags: int = 0) -> re.Pattern[bytes]:
-    """Return a pattern that is compiled at its first use."""
-    return cast(re.Pattern[bytes], _LazyPattern(source, flags))
-
+from lt_shared.lazy_patterns import regex as regex
 
 LABELS = frozenset(label.name for label in (RANK, TASK, TIME))
 

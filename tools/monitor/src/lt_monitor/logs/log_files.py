@@ -1,8 +1,4 @@
-"""Read logs as streams of blocks of whole lines, and name the run of a log.
-
-A carriage return ends a line like a newline, because progress bars rewrite one line for hours. If a file does not end with a line
-end, its last line is still being written and waits for the next pass; the end of standard input is final.
-"""
+"""Find the logs of the command line, open and read them, and name the run of a log."""
 
 import contextlib
 import errno
@@ -11,18 +7,16 @@ import os
 import re
 import stat
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import IO
 
 from lt_monitor.events.records import Record
-from lt_monitor.logs import compressed_logs, file_contents
+from lt_monitor.logs import compressed_logs, file_contents, line_blocks
 from lt_monitor.logs.log_parser import LogParser
 from lt_monitor.logs.parsed_block import ParsedBlock
 from lt_shared.console import BadData, NoInput, ToolError, counted, warn
 from lt_shared.files import ownership, storage
 
-BLOCK_BYTES = 1 << 21
-LINE_LIMIT_BYTES = 1 << 22
 STANDARD_INPUT = "-"
 # Linux's limit for unprivileged users. The default pipe holds 64 KiB, and every block costs a fixed time.
 PIPE_BYTES = 1 << 20
@@ -287,35 +281,15 @@ def printable(path: str) -> str:
     return os.fsencode(path).decode(errors="replace")
 
 
-def blocks(read: Callable[[int], bytes], final: bool = False) -> Iterator[bytes]:
-    """Yield blocks of whole lines, one per read that completes a line. `final`: the end of the input ends a line.
-
-    A line longer than LINE_LIMIT_BYTES is yielded in pieces to bound the memory; no event is that long.
-    """
-    pending = b""
-    while data := read(BLOCK_BYTES):
-        end = max(data.rfind(b"\n"), data.rfind(b"\r")) + 1
-        if end:
-            yield b"".join((pending, memoryview(data)[:end]))
-            pending = data[end:]
-        else:
-            pending += data
-            if len(pending) > LINE_LIMIT_BYTES:
-                yield pending
-                pending = b""
-    if final and pending:
-        yield pending
-
-
 def parsed_blocks(path: str) -> Iterator[ParsedBlock]:
     """Parse one log (or `-`), one read at a time. Warns on stderr about malformed event records."""
     parser = LogParser()
     offset = 0
     with _open(path) as file:
         # `read1` returns the data that a pipe has now, so the events of a running command come at once.
-        read = file.read1 if path == STANDARD_INPUT else file.read  # type: ignore[attr-defined]
+        read = file.read1 if path == STANDARD_INPUT else line_blocks.whole_lines(file)  # type: ignore[attr-defined]
         is_compressed = isinstance(file, compressed_logs.DecompressedLog)
-        for block in blocks(read, final=path == STANDARD_INPUT or is_compressed):
+        for block in line_blocks.blocks(read, final=path == STANDARD_INPUT or is_compressed):
             if offset == 0:
                 warn_of_no_text(block, path)
             yield parser.parse(block, offset)

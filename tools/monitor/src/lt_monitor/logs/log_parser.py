@@ -19,7 +19,7 @@ from lt_monitor.events.records import Record
 from lt_monitor.logs import event_lines, many_line_steps, user_patterns
 from lt_monitor.logs.dumps import Dumps
 from lt_monitor.logs.fast.step_rows import StepRows
-from lt_monitor.logs.fast.step_templates import MINIMUM_ALIKE_LINES, StepTemplates, line_ends
+from lt_monitor.logs.fast.step_templates import MINIMUM_ALIKE_LINES, StepTemplates, line_ends, lines_of
 from lt_monitor.logs.fields import TASK, read_values
 from lt_monitor.logs.formats import tracebacks
 from lt_monitor.logs.formats.table import PARSERS
@@ -147,12 +147,9 @@ class LogParser:
 
     def _read_with_templates(self, block: bytes, offset: int, candidates: np.ndarray, rows: list[StepRows]) -> np.ndarray:
         """Read the lines with candidates that fit a template; return the candidates in the other lines."""
-        ends = line_ends(block)
-        line_of = np.searchsorted(ends, candidates)
-        numbers = line_of[np.flatnonzero(np.diff(line_of, prepend=-1))]
-        starts = np.where(numbers > 0, ends[numbers - 1] + 1, 0)
-        is_read = self._templates.take(block, offset, starts, ends[numbers] - starts, rows)
-        return np.asarray(candidates[~is_read[np.searchsorted(numbers, line_of)]])
+        starts, ends = lines_of(block, candidates)
+        is_read = self._templates.take(block, offset, starts, ends - starts, rows)
+        return np.asarray(candidates[~is_read[np.searchsorted(ends, candidates)]])
 
     def _candidates(self, block: bytes) -> np.ndarray:
         """Return the offsets (int64, ascending) that may lie in a keyword, and the matches of the user's patterns."""

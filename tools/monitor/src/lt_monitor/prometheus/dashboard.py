@@ -57,7 +57,7 @@ PANELS = (
         "short", custom={"drawStyle": "bars", "fillOpacity": 60},
     ),
     Panel("Age of the last checkpoint", ((f"time() - lt_train_last_checkpoint_timestamp_seconds{RUNS}", "{{run}}"),), "s"),
-    Panel("Age of these figures", (("time() - lt_monitor_last_run_timestamp_seconds", "{{instance}}"),), "s"),
+    Panel("Age of these figures", (("time() - lt_monitor_last_run_timestamp_seconds", "{{instance}} {{monitor}}"),), "s"),
 )  # fmt: skip
 
 

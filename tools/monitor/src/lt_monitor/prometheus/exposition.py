@@ -4,7 +4,7 @@ Names carry base units, counters end in `_total`, and there are no time stamps (
 labels but the run, a fixed set of causes and the monitor: a label for a step or a rank would make a new series each. A value
 that is not known has no line; a loss that is not a number is NaN.
 
-node_exporter serves all files of its directory as one, and keeps one of two equal series without an error. The label `monitor`
+node_exporter serves all files of its directories as one, and keeps one of two equal series without an error. The label `monitor`
 tells the series of two files apart: when each monitor ran last, and runs whose logs have the same relative path.
 """
 

@@ -12,7 +12,6 @@ from collections.abc import Sequence
 
 from lt_monitor.collect.command_state import CommandState
 from lt_monitor.events.plausible_times import PlausibleTimes
-from lt_monitor.logs import log_files
 from lt_monitor.prometheus import exposition
 from lt_monitor.runs.speed import RunFacts
 from lt_monitor.runs.state_lookup import state_for
@@ -50,14 +49,15 @@ def prom(
 
 
 def _monitor(patterns: Sequence[str], output: str) -> str:
-    """Return a label that differs from other monitors' labels on the machine: the file's name, on standard output the logs.
+    """Return a label that differs from other monitors' labels on the machine: the path of the file, on standard output the logs.
 
-    A long list of logs is cut and gets its checksum. Bytes that are not UTF-8 stay apart, because the label escapes them.
+    An exporter may read several directories, so the name of a file is not enough. Standard input is named by the working
+    directory. A long label is cut and gets its checksum. Bytes that are not UTF-8 stay apart, because the label escapes them.
     """
     if output != STANDARD_OUTPUT:
-        return os.path.basename(output).removesuffix(".prom")
-    logs = (one if one == log_files.STANDARD_INPUT or storage.is_remote(one) else os.path.abspath(one) for one in patterns)
-    label = " ".join(logs)
+        label = os.path.abspath(output).removesuffix(".prom")
+    else:
+        label = " ".join(log if storage.is_remote(log) else os.path.abspath(log) for log in patterns)
     if len(label) <= LABEL_CHARACTERS:
         return label
     return f"{label[:LABEL_CHARACTERS]}… {hashlib.sha256(os.fsencode(label)).hexdigest()[:12]}"

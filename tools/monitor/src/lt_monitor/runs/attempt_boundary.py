@@ -1,4 +1,4 @@
-"""Decide where an attempt begins and from which step it resumed, for whole logs and for records one at a time.
+"""Decide where an attempt begins and its first step after a checkpoint, for whole logs and for single records.
 
 An attempt begins when the trainer starts, when a checkpoint is loaded after steps, or when the steps of a process go back.
 Most logs show the step from which the trainer resumed. If a log does not, the attempt is assumed to have resumed from the last
@@ -48,7 +48,7 @@ def interval_begin(first_step: int, interval: int, resumed_at: int | None = None
 
 
 def guessed_resume(first_step: int, interval: int, saved: Iterable[int], is_first: bool) -> int | None:
-    """Return the step that an attempt probably resumed from if its log does not show it.
+    """Return the probable step of the checkpoint that an attempt resumed from, for a log that does not show it.
 
     None if the log's first attempt may have predecessors.
 

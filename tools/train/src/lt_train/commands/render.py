@@ -8,7 +8,7 @@ import click
 
 from lt_shared import console
 from lt_shared.console import UsageError
-from lt_train.config import cluster
+from lt_train.config import cluster, instances
 from lt_train.render import elastic, machines
 
 EXAMPLES = """
@@ -25,6 +25,13 @@ lt-train render k8s --image registry/lt --model llama3-8b --bf16 --parallel auto
 Function = Callable[..., Any]
 # Options that a job command does not have are parsed and checked as options of lt-train.
 PASSED_ON = {"ignore_unknown_options": True}
+
+
+def _complete_instance_type(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
+    """Complete types with GPUs, also with SageMaker's "ml." in front."""
+    prefix = "ml." if incomplete.startswith("ml") else ""
+    names = [f"{prefix}{name}" for name, instance in instances.INSTANCES.items() if instance.gpu]
+    return [name for name in [*names, machines.NONE] if name.startswith(incomplete)]
 
 
 class TrainingArguments(click.Argument):
@@ -89,7 +96,10 @@ def command() -> None:
 @command.command(cls=JobCommand, examples=SLURM_EXAMPLES, context_settings=PASSED_ON)
 @click.option("--nodes", type=elastic.NodeRange(), default="1", metavar="N|MIN-MAX", help="Nodes of the job; 1-4 for any number.")
 @click.option(
-    "--instance-type", metavar="TYPE", help="Its EFA and NCCL variables are set, and the layout is checked for its GPUs."
+    "--instance-type",
+    metavar="TYPE",
+    shell_complete=_complete_instance_type,
+    help="Its EFA and NCCL variables are set, and the layout is checked for its GPUs.",
 )
 @click.option("--gpus-per-node", type=cluster.GPUS_PER_NODE, help="GPUs to ask Slurm for; needed where it counts them (GRES).")
 @click.option("--time", "time_limit", help="Time limit, as of sbatch. Before it the run saves and is queued again.")
@@ -117,7 +127,7 @@ def slurm(chain: str, time_limit: str | None, container_mounts: str, **options: 
     environment = sbatch_options.NodeEnvironment(options["module"], options["venv"], options["conda"])
     gpus, more = options["gpus_per_node"], options["sbatch_option"]
     script_options = sbatch.SbatchOptions(time_limit, container_mounts, gpus, named, more, environment)
-    click.echo(sbatch.render(_job(options, instance, {}), chain, script_options), nl=False)
+    click.echo(sbatch.render(_job(options, instance, {}, keeps_nodes=True), chain, script_options), nl=False)
 
 
 @command.command("k8s", cls=JobCommand, examples=K8S_EXAMPLES, context_settings=PASSED_ON)
@@ -125,6 +135,7 @@ def slurm(chain: str, time_limit: str | None, container_mounts: str, **options: 
 @click.option(
     "--instance-type",
     metavar="TYPE",
+    shell_complete=_complete_instance_type,
     envvar=["LT_TRAIN_INSTANCE_TYPE", "INSTANCE_TYPE"],
     help=f"Its GPUs and EFA devices are asked for; by default {machines.DEFAULT}'s. {machines.NONE}: nodes without EFA.",
 )
@@ -182,7 +193,7 @@ def k8s(kind: str, queue: str | None, download: tuple[str, ...], download_to: st
     click.echo(kubernetes.render(job, kind, pods, queue, download, directory), nl=False)
 
 
-def _job(options: dict[str, Any], instance: Any, sizes: Mapping[str, str]) -> Any:
+def _job(options: dict[str, Any], instance: Any, sizes: Mapping[str, str], keeps_nodes: bool = False) -> Any:
     from lt_train.render import job_spec
 
     return job_spec.make(
@@ -197,4 +208,5 @@ def _job(options: dict[str, Any], instance: Any, sizes: Mapping[str, str]) -> An
         convert=options["convert"],
         sizes=sizes,
         least_nodes=options["nodes"][0],
+        keeps_nodes=keeps_nodes,
     )

@@ -40,6 +40,8 @@ FP8_EXPERT_ROWS = 2048
 FLASH_HEAD_SIZES = (64, 96, 128)
 # Channels of a head's query and key, and of its value: DeepSeek's.
 FLASH_LATENT_HEAD_SIZES = (192, 128)
+# A key head of gated delta layers that flash-linear-attention's kernels can hold.
+LARGEST_KEY_HEAD = 256
 # The compute capabilities that flash-attn-4 compiles for, at least. Heads of latent attention need Hopper.
 FLASH_CAPABILITY, FLASH_LATENT_CAPABILITY = (8, 0), (9, 0)
 
@@ -221,6 +223,24 @@ def _flash_head_obstacles(model: Architecture) -> Obstacles:
     sizes = (model.kv_channels, model.latent_attention.v_head_dim)
     only = "only of {} and {}".format(*FLASH_LATENT_HEAD_SIZES)
     return {f"latent attention with heads of {sizes[0]} and {sizes[1]}, {only}": sizes != FLASH_LATENT_HEAD_SIZES}
+
+
+def delta_state_obstacles(run: Run) -> Obstacles:
+    """List obstacles to Triton's kernel for the states of gated delta (`lt_train.kernels.delta_states`)."""
+    return _not_triton(run)
+
+
+def delta_rule_obstacles(run: Run) -> Obstacles:
+    """List obstacles to flash-linear-attention's kernels. In float32 they multiply in TF32."""
+    delta = run.architecture.gated_delta
+    key_size = delta.linear_key_head_dim if delta else 0
+    return {
+        f"--device {run.parallelism.device}": run.parallelism.device != device.CUDA,
+        **_not_triton(run),
+        f"{run.precision.dtype}, only --bf16 and --fp16": not run.precision.half,
+        "--deterministic": run.precision.deterministic,
+        f"key heads of {key_size}, at most {LARGEST_KEY_HEAD}": key_size > LARGEST_KEY_HEAD,
+    }
 
 
 # By option and name, the fastest first: the package that must be installed, and the obstacles.

@@ -9,6 +9,7 @@ import torch
 from lt_shared.models import hybrid_pattern
 from lt_shared.models.megatron_arguments import to_arguments
 from lt_train.config.run_config import RunConfig
+from lt_train.config.settings import pipeline_layout
 from lt_train.config.settings.data import Data, blend_words
 from lt_train.config.settings.data_schedule import Schedule
 from lt_train.config.settings.parallelism import VOCABULARY_MULTIPLE
@@ -82,6 +83,9 @@ def run_arguments(config: RunConfig, hybrid: bool = False) -> dict[str, Any]:
         "pipeline_schedule": parallel.pipeline_schedule,
         "decoder_first_pipeline_num_layers": parallel.first_stage_layers,
         "decoder_last_pipeline_num_layers": parallel.last_stage_layers,
+        "pipeline_model_parallel_layout": (
+            parallel.stage_layers and pipeline_layout.layout_text(parallel.stage_layers, config.architecture.mtp_num_layers or 0)
+        ),
         "context_parallel_size": parallel.context,
         "tp_comm_overlap": bool(parallel.tensor_overlap),
         "expert_model_parallel_size": parallel.expert,

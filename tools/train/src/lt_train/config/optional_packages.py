@@ -32,10 +32,26 @@ class Package:
 
 FLASH_ATTENTION = Package("flash-attn-4", "flash-attn-4", ("flash_attn.cute", "cutlass"))
 QUACK = Package("quack", "quack-kernels", ("quack", "cutlass"))
+# fla imports transformers if flash-linear-attention, which has its models, is installed, too.
+FLASH_LINEAR_ATTENTION = Package("flash-linear-attention", "fla-core", ("fla", "einops"))
 # A part of torch that works if the GPUs can read each other's memory.
 SYMMETRIC_MEMORY = Package("symmetric memory", "symmetric memory", ("torch",))
 # The log's header has these versions: the packages with kernels for a run.
-DISTRIBUTIONS = ("torch", "megatron-core", "triton", "flash-attn-4", "quack-kernels", "nvidia-cutlass-dsl", "transformer-engine")
+DISTRIBUTIONS = (
+    *("torch", "megatron-core", "triton", "flash-attn-4", "quack-kernels", "nvidia-cutlass-dsl", "fla-core"),
+    "transformer-engine",
+)
+
+
+def miscompiles_gated_delta(capability: tuple[int, int] | None) -> bool:
+    """Return whether Triton here computes the gradient of flash-linear-attention's gated delta wrongly.
+
+    On Hopper GPUs, Triton 3.4 to 3.7.0 does. The package raises an error there, unless tilelang computes that kernel.
+    """
+    version = versions().get("triton", "")
+    numbers = tuple(int(part) for part in version.split("+")[0].split(".")[:3] if part.isdecimal())
+    is_hopper = capability is not None and capability[0] == 9
+    return is_hopper and (3, 4) <= numbers < (3, 7, 1) and not is_installed("tilelang")
 
 
 @functools.cache

@@ -11,7 +11,7 @@ from lt_shared.console import BadData
 from lt_shared.models.presets import preset
 from lt_train.config.settings.model import experts, latent_attention
 from lt_train.importers import evaluation, megatron_latents, muon, routing
-from lt_train.importers.bridge import data, initialization, mup, precision, providers, recipe, start
+from lt_train.importers.bridge import data, initialization, mup, precision, providers, recipe, stages, start
 from lt_train.importers.bridge.objects import drop_functions, plain
 from lt_train.importers.effects import OFF, Effect
 from lt_train.importers.layer_style import EVERYTHING, FUSED_GELU, SEES_EVERYTHING, complete, drop_scaling, drop_stored_otherwise
@@ -157,6 +157,7 @@ def translate(values: dict[str, Any], source: str = SOURCE) -> Translation:
         megatron_latents.translate(ledger, "model.")
     _optimizer(ledger)
     _schedule(ledger)
+    stages.translate(ledger)
     for section, names in SAME_NAMES.items():
         for name in names:
             _carry(ledger, f"{section}.{name}", name)

@@ -10,6 +10,7 @@ and shards in checkpoints.
 import enum
 from typing import Any
 
+import torch
 from megatron.core.tensor_parallel import ColumnParallelLinear, RowParallelLinear
 from megatron.core.transformer import TransformerConfig
 from torch import Tensor
@@ -116,3 +117,14 @@ class NormBehind:
 
 class NormedRowParallelLinear(NormBehind, RowParallelLinear):  # type: ignore[misc]
     pass
+
+
+def replicated_linear(config: TransformerConfig, inputs: int, outputs: int) -> torch.nn.Linear:
+    """Build a linear layer that is replicated on the tensor-parallel ranks. With sequence parallelism they sum its gradient.
+
+    As in TransformerEngine, the projections down to a latent are replicated: they are 2% of the attention weights of DeepSeek-V3,
+    and the latents need not be gathered.
+    """
+    layer = torch.nn.Linear(inputs, outputs, bias=False, dtype=config.params_dtype, device=torch.cuda.current_device())
+    layer.weight.sequence_parallel = config.sequence_parallel  # type: ignore[attr-defined]
+    return layer

@@ -16,9 +16,17 @@ from megatron.core.transformer.transformer_layer import get_transformer_layer_of
 
 from lt_shared.models.architecture import Architecture, sizes
 from lt_train.config.kernels import FLASH_ATTENTION_4, Kernels, is_plain_rms_norm
-from lt_train.config.settings.layers import GEMM_EPILOGUE, TRITON
+from lt_train.config.settings.layers import GEMM_EPILOGUE, TORCH, TRITON
 from lt_train.config.settings.routing import Routing
-from lt_train.models.block import NORM_OF_MLP, NORMS_OF_MIXERS, Block, Blocks, FusedBlock, ParallelBlock
+from lt_train.models.block import (
+    NORM_OF_MLP,
+    NORMS_OF_MIXERS,
+    OTHER_NAMES,
+    Block,
+    Blocks,
+    FusedBlock,
+    ParallelBlock,
+)
 from lt_train.models.decoder import Stage
 from lt_train.models.linear import Linears
 from lt_train.models.mixers import latent_attention, rope
@@ -26,7 +34,10 @@ from lt_train.models.mixers.attention import Attention
 from lt_train.models.mixers.core_attention import CausalAttention
 from lt_train.models.mixers.flash_attention import FlashAttention
 from lt_train.models.mixers.gated_delta import GatedDeltaNet
+from lt_train.models.mixers.kimi_delta import KimiDeltaAttention
 from lt_train.models.mixers.latent_attention import LatentAttention
+from lt_train.models.mixers.mamba import MambaMixer
+from lt_train.models.mixers.short_convolution import GatedConvolution
 from lt_train.models.mlps.grouped_experts import GroupedExperts
 from lt_train.models.mlps.mlp import MLP, Activation, GatedGemmMLP, GatedSharedExperts, swiglu_kernel, torch_activation
 from lt_train.models.mlps.moe import DispatchingMoE, ExchangingMoE, LocalMoE, MoE
@@ -107,7 +118,9 @@ class Pattern:
         if self.architecture.places_norms(number - 1) == "post":
             return IdentityOp(), IdentityOp()
         make = summing_norm if self._sums_by_kernel else norm
-        return self._norm(make), IdentityOp() if self.architecture.parallel_layers else self._norm(make)
+        has_second = self.architecture.has_mlp(number - 1) and not self.architecture.parallel_layers
+        has_first = self.architecture.mixer(number - 1) != sizes.NO_MIXER
+        return self._norm(make) if has_first else IdentityOp(), self._norm(make) if has_second else IdentityOp()
 
     def _last_norm(self) -> Any:
         return self._norm(last_norm if self.by_triton and is_plain_rms_norm(self.architecture) else norm)
@@ -118,14 +131,15 @@ class Pattern:
         return make(self.config, self.config.hidden_size, self.config.layernorm_epsilon, **options)
 
     def _entries(self, number: int) -> dict[str, str]:
-        """Return the checkpoint names of the norms that differ from their module names.
+        """Return the checkpoint names of norms and mixers that differ from their module names.
 
         In layers without latent attention, megatron-core stores a norm with the linear layer that follows it.
         """
         mixer, has_experts = self.architecture.layer_kind(number - 1)
-        if mixer not in NORMS_OF_MIXERS:
+        if mixer not in (*NORMS_OF_MIXERS, sizes.NO_MIXER):
             return {}
-        return dict([NORMS_OF_MIXERS[mixer]] if has_experts else [NORMS_OF_MIXERS[mixer], NORM_OF_MLP])
+        tables = (NORMS_OF_MIXERS, OTHER_NAMES)
+        return dict([table[mixer] for table in tables if mixer in table] + ([] if has_experts else [NORM_OF_MLP]))
 
     def _mixer(self, number: int) -> Any:
         match self.architecture.mixer(number - 1):
@@ -135,7 +149,18 @@ class Pattern:
                 return self._latent_attention(number)
             case sizes.GATED_DELTA:
                 assert self.architecture.gated_delta is not None
-                return GatedDeltaNet(self.config, self.architecture.gated_delta, self.linears)
+                return GatedDeltaNet(self.config, self.architecture.gated_delta, self.linears, self.kernels.delta or TORCH)
+            case sizes.KIMI_DELTA:
+                assert self.architecture.gated_delta is not None
+                return KimiDeltaAttention(self.config, self.architecture.gated_delta, self.linears, self.kernels.delta or TORCH)
+            case sizes.SHORT_CONVOLUTION:
+                assert self.architecture.short_convolution is not None
+                return GatedConvolution(self.config, self.architecture.short_convolution, self.linears)
+            case sizes.MAMBA:
+                assert self.architecture.mamba is not None
+                return MambaMixer(self.config, self.architecture.mamba, self.linears)
+            case sizes.NO_MIXER:
+                return IdentityOp()
             case kind:
                 raise AssertionError(f"layer {number} has the mixer {kind}, which has no module")
 
@@ -156,7 +181,9 @@ class Pattern:
         core = FlashAttention if self.kernels.attention == FLASH_ATTENTION_4 else CausalAttention
         return core(self.config, number, softmax_scale=scale, softcap=self.architecture.attn_logit_softcapping)
 
-    def _mlp(self, number: int) -> MLP | MoE:
+    def _mlp(self, number: int) -> MLP | MoE | IdentityOp:
+        if not self.architecture.has_mlp(number - 1):
+            return IdentityOp()
         if self.architecture.has_experts(number - 1):
             return self._moe(number)
         width, has_norm = self.config.ffn_hidden_size, self.architecture.places_norms(number - 1) != "pre"

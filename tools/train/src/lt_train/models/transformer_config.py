@@ -15,6 +15,7 @@ from megatron.core.transformer import TransformerConfig
 
 from lt_shared.models.architecture import CLAMPED_SWIGLU_LIMIT, Architecture
 from lt_train.config.run_config import RunConfig
+from lt_train.config.settings import pipeline_layout
 from lt_train.config.settings.layers import Layers
 from lt_train.config.settings.memory import SWIGLU, Memory, Recompute
 from lt_train.config.settings.parallelism import Parallelism
@@ -146,7 +147,9 @@ def _experts(architecture: Architecture, layers: Layers, routing: Routing) -> di
 
 
 def _layout(parallelism: Parallelism, expert_tensor_parallel: int) -> dict[str, Any]:
+    stage_layers = parallelism.stage_layers
     return {
+        "pipeline_model_parallel_layout": stage_layers and pipeline_layout.megatron_layout(stage_layers),
         "tensor_model_parallel_size": parallelism.tensor,
         "sequence_parallel": parallelism.sequence,
         "pipeline_model_parallel_size": parallelism.pipeline,

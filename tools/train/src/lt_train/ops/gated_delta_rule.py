@@ -6,6 +6,8 @@ Every head has a state S [dk, dv], zero where a document begins. A token with qu
     S = S + b k (v - k S)
     output = q S
 
+In Kimi Delta Attention (arXiv:2510.26692), a has a number for every row of S, so for every channel of a key.
+
 Within a chunk, the values that the tokens write depend on each other by a unit triangular system of the keys' products; one solve
 gives them for all chunks at once. Only the state passes from chunk to chunk. Everything is float32, as the published models need.
 """
@@ -13,54 +15,75 @@ gives them for all chunks at once. Only the state passes from chunk to chunk. Ev
 import torch
 from torch import Tensor
 
+from lt_train.kernels.delta_states import SMALLEST_SIDE, delta_states
+from lt_train.ops.chunks import in_chunks, visibility
+
 CHUNK = 64
 # As flash-linear-attention normalizes queries and keys.
 NORM_EPSILON = 1e-6
 
 
 def gated_delta_rule(
-    query: Tensor, key: Tensor, value: Tensor, log_decay: Tensor, strength: Tensor, numbers: Tensor | None = None
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    log_decay: Tensor,
+    strength: Tensor,
+    numbers: Tensor | None = None,
+    by_triton: bool = False,
 ) -> Tensor:
     """Return the outputs [b, s, value heads, dv] in the dtype of `value`.
 
     `query` and `key` are [b, s, key heads, dk], not yet normalized; consecutive value heads share a key head. `value` is [b, s,
-    value heads, dv]; `log_decay`, at most 0, and `strength` are [b, s, value heads], float32. `numbers` [b, s] are the tokens'
-    document numbers, None if a sample is one document.
+    value heads, dv]; `log_decay`, at most 0, and `strength` are [b, s, value heads], float32, or `log_decay` [b, s, value heads,
+    dk] for every channel. `numbers` [b, s] are the tokens' document numbers, None if a sample is one document.
+    `by_triton`: a Triton kernel computes the states.
     """
     length, key_heads = key.shape[1:3]
-    chunk = min(CHUNK, length)
+    # A power of two, because products with decays for every channel halve it.
+    chunk = min(CHUNK, 1 << (length - 1).bit_length())
     padding = -length % chunk
     query = _normalized(query) * query.shape[-1] ** -0.5
-    # [b, chunks, key heads, 1, tokens, dk], and [b, chunks, key heads, value heads of each, tokens, dv].
-    query, key = (_in_chunks(heads, chunk, padding, key_heads) for heads in (query, _normalized(key)))
-    values = _in_chunks(value.float(), chunk, padding, key_heads)
-    log_decay, strength = (
-        _in_chunks(numbers.unsqueeze(-1), chunk, padding, key_heads) for numbers in (log_decay.float(), strength.float())
-    )
-    # The logarithm of the decay from the chunk's beginning to each token.
-    decays = log_decay.squeeze(-1).cumsum(-1)
-    visible, reads, writes, carries = _visibility(numbers, chunk, padding, values.shape, values.device)
-    between = (decays.unsqueeze(-1) - decays.unsqueeze(-2)).masked_fill(~visible, float("-inf")).exp()
-    from_start = (decays.exp() * reads).unsqueeze(-1)
-    to_end = ((decays[..., -1:] - decays).exp() * writes).unsqueeze(-1)
-    over_chunk = (decays[..., -1].exp() * carries)[..., None, None]
+    # [b, chunks, key heads, 1, tokens, dk], and [b, chunks, key heads, value heads per key head, tokens, dv].
+    query, key = (in_chunks(heads, chunk, padding, key_heads) for heads in (query, _normalized(key)))
+    values = in_chunks(value.float(), chunk, padding, key_heads)
+    by_channel = log_decay.dim() == 4
+    strength = in_chunks(strength.float().unsqueeze(-1), chunk, padding, key_heads)
+    # The logarithm of the decay from the chunk's beginning to each token [b, chunks, key heads, .., tokens, dk or 1].
+    log_decay = log_decay.float() if by_channel else log_decay.float().unsqueeze(-1)
+    decays = in_chunks(log_decay, chunk, padding, key_heads).cumsum(-2)
+    visible, reads, writes, carries = visibility(numbers, chunk, padding, values.device)
+    from_start = decays.exp() * reads.unsqueeze(-1)
+    to_end = (decays[..., -1:, :] - decays).exp() * writes.unsqueeze(-1)
+    over_chunk = decays[..., -1, :].exp() * carries.unsqueeze(-1)
 
-    system = strength * (key @ key.transpose(-1, -2)) * between
+    products = _products_by_channel if by_channel else _products
+    system = strength * products(key, key, decays, visible)
+    scores = products(query, key, decays, visible)
     sides = torch.cat((strength * values, strength * from_start * key), dim=-1)
     solved = torch.linalg.solve_triangular(system, sides, upper=False, unitriangular=True)
     written, forgotten = torch.split(solved, [values.shape[-1], key.shape[-1]], dim=-1)
-    scores = (query @ key.transpose(-1, -2)) * between
     queries, keys = query * from_start, key * to_end
 
-    state = values.new_zeros(*values.shape[:1], *values.shape[2:4], key.shape[-1], values.shape[-1])
-    outputs = []
-    for index in range(values.shape[1]):
-        update = written[:, index] - forgotten[:, index] @ state
-        outputs.append(queries[:, index] @ state + scores[:, index] @ update)
-        state = state * over_chunk[:, index] + keys[:, index].transpose(-1, -2) @ update
-    # [b, chunks, key heads, value heads of each, tokens, dv] to [b, s, value heads, dv].
-    stacked = torch.stack(outputs, dim=1).permute(0, 1, 4, 2, 3, 5)
-    return stacked.reshape(value.shape[0], -1, *value.shape[2:])[:, :length].to(value.dtype)
+    # [b, chunks, heads, ..]: all value heads in one axis.
+    over = over_chunk.expand(*forgotten.shape[:4], key.shape[-1])
+    parts = (part.flatten(2, 3) for part in (written, forgotten, keys, over))
+    states, updates = (delta_states if by_triton and chunk >= SMALLEST_SIDE else states_by_torch)(*parts)
+    scores = scores.expand(*written.shape[:4], chunk, chunk)
+    outputs = queries.flatten(2, 3) @ states + scores.flatten(2, 3) @ updates
+    # [b, chunks, value heads, tokens, dv] to [b, s, value heads, dv].
+    return outputs.transpose(2, 3).reshape(value.shape[0], -1, *value.shape[2:])[:, :length].to(value.dtype)
+
+
+def states_by_torch(written: Tensor, forgotten: Tensor, keys: Tensor, over: Tensor) -> tuple[Tensor, Tensor]:
+    """Return as `lt_train.kernels.delta_states`, chunk after chunk by torch's operations."""
+    state = written.new_zeros(*written.shape[:1], written.shape[2], keys.shape[-1], written.shape[-1])
+    states, updates = [], []
+    for index in range(written.shape[1]):
+        states.append(state)
+        updates.append(written[:, index] - forgotten[:, index] @ state)
+        state = state * over[:, index].unsqueeze(-1) + keys[:, index].mT @ updates[-1]
+    return torch.stack(states, dim=1), torch.stack(updates, dim=1)
 
 
 def _normalized(heads: Tensor) -> Tensor:
@@ -68,29 +91,34 @@ def _normalized(heads: Tensor) -> Tensor:
     return heads * torch.rsqrt(heads.square().sum(-1, keepdim=True) + NORM_EPSILON)
 
 
-def _in_chunks(heads: Tensor, chunk: int, padding: int, key_heads: int) -> Tensor:
-    """Pad `heads` [b, s, heads, d] and return [b, chunks, key heads, heads of each, tokens, d]."""
-    padded = torch.nn.functional.pad(heads, (0, 0, 0, 0, 0, padding))
-    shape = (heads.shape[0], -1, chunk, key_heads, heads.shape[2] // key_heads, heads.shape[3])
-    return padded.reshape(shape).permute(0, 1, 3, 4, 2, 5)
+def _products(rows: Tensor, keys: Tensor, decays: Tensor, visible: Tensor) -> Tensor:
+    """Return the products of `rows` and `keys` [.., tokens, dk], decayed from a key's token to a row's; 0 if not `visible`."""
+    between = (decays - decays.transpose(-1, -2)).masked_fill(~visible, float("-inf")).exp()
+    return (rows @ keys.transpose(-1, -2)) * between
 
 
-def _visibility(
-    numbers: Tensor | None, chunk: int, padding: int, shape: torch.Size, device: torch.device
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return which tokens see which, read the state before their chunk, and write to the state after it, and whether it carries.
+def _products_by_channel(rows: Tensor, keys: Tensor, decays: Tensor, visible: Tensor) -> Tensor:
+    """Return the products as `_products`, with `decays` [.., tokens, dk] for every channel.
 
-    The first is [.., tokens, tokens], the next two [.., tokens], the last [..], for all of [b, chunks, heads, heads].
+    The lower triangle is halved again and again into a square and two triangles. Between the tokens of a square lies the border
+    of its halves, so both factors of the decay, from a key's token to the border and from there to a row's, are at most 1: no
+    exponential overflows, and no product of three axes is kept.
     """
-    causal = torch.ones(chunk, chunk, dtype=torch.bool, device=device).tril()
-    if numbers is None:
-        everywhere = torch.ones((), device=device)
-        return causal, everywhere, everywhere, everywhere
-    # Padding belongs to the last document, and writes nothing.
-    in_chunks = torch.nn.functional.pad(numbers.unsqueeze(1).float(), (0, padding), mode="replicate").squeeze(1)
-    in_chunks = in_chunks.reshape(len(numbers), -1, chunk)[:, :, None, None]
-    last = in_chunks[..., -1:]
-    before = torch.cat((last[:, :1] * 0, last[:, :-1]), dim=1)
-    visible = causal & (in_chunks.unsqueeze(-1) == in_chunks.unsqueeze(-2))
-    reads, writes = (in_chunks == border for border in (before, last))
-    return visible, reads.float(), writes.float(), (before == last).squeeze(-1).float()
+    tokens = rows.shape[-2]
+    # [.., triangles, 1, 1]: at first every token is a triangle, whose decay to itself is 1.
+    triangles = (rows * keys).sum(-1)[..., None, None]
+    size = 1
+    while size < tokens:
+        row_pairs, key_pairs, decay_pairs = (
+            part.reshape(*part.shape[:-2], -1, 2, size, part.shape[-1]) for part in (rows, keys, decays)
+        )
+        first, second = decay_pairs[..., 0, :, :], decay_pairs[..., 1, :, :]
+        border = first[..., -1:, :]
+        square = (row_pairs[..., 1, :, :] * (second - border).exp()) @ (
+            key_pairs[..., 0, :, :] * (border - first).exp()
+        ).transpose(-1, -2)
+        pairs = triangles.expand(*square.shape[:-3], -1, -1, -1).reshape(*square.shape[:-2], 2, size, size)
+        upper = torch.cat((pairs[..., 0, :, :], torch.zeros_like(square)), dim=-1)
+        triangles = torch.cat((upper, torch.cat((square, pairs[..., 1, :, :]), dim=-1)), dim=-2)
+        size *= 2
+    return triangles.squeeze(-3).masked_fill(~visible, 0)

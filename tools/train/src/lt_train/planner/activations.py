@@ -4,6 +4,7 @@ import dataclasses
 import functools
 
 from lt_shared.models.architecture import Architecture
+from lt_shared.models.architecture.sizes import NO_MIXER
 from lt_train.config.settings.memory import SWIGLU, Recompute
 from lt_train.config.settings.parallelism import Parallelism
 from lt_train.planner.mixer_costs import COSTS, Setting
@@ -23,7 +24,7 @@ class Activations:
 
     A step has at most `micro_batches` micro batches of `tokens` tokens on a rank; an activation takes `number_bytes` bytes. The
     flags name kernels that keep fewer activations: `fuses_layers` means Triton's kernels, `fuses_loss` makes no float32 copy of
-    the logits, `groups_experts` and `exchanges_whole_tokens` are defined in `lt_train.config.kernels`.
+    the logits, `groups_experts`, `exchanges_whole_tokens` and `has_delta_kernels` are defined in `lt_train.config.kernels`.
     """
 
     model: Architecture
@@ -36,6 +37,7 @@ class Activations:
     fuses_loss: bool
     groups_experts: bool
     exchanges_whole_tokens: bool
+    has_delta_kernels: bool = False
 
     def bytes_on_rank(self, pipeline_rank: int) -> int:
         """Return the bytes of the micro batches in flight on a pipeline rank, between their forward and backward pass."""
@@ -60,7 +62,7 @@ class Activations:
         mtp_bytes = mtp_layers * (mtp_layer_bytes + 4 * self.residual_bytes)
         logit_bytes = (1 + mtp_layers) * self._logit_bytes() if is_last else 0
         # The logits are gone when the first layer is computed again.
-        mixer_numbers = max((COSTS[mixer].recomputed(self.model) for mixer in mixers), default=0)
+        mixer_numbers = max((COSTS[mixer].recomputed(self.model, self._mixer_setting) for mixer in mixers), default=0)
         mixer_bytes = 4 * mixer_numbers // parallel.tensor * self.tokens
         transient_bytes = max(logit_bytes, recomputed_bytes + max(self._expert_backward_bytes(), mixer_bytes))
         return int(kept_bytes * max(1, in_flight)) + mtp_bytes + transient_bytes + self._deferred_gradient_bytes(pipeline_rank)
@@ -82,7 +84,7 @@ class Activations:
         model, modules = self.model, self.recompute.modules if self.recompute else ()
         expert_bytes = 0
         mlp_width = self._mlp_width()
-        if "mlp" in modules or "moe" in modules:
+        if "mlp" in modules or "moe" in modules or not self._has_mlp(mixer):
             mlp_width = 0
         elif model.num_experts:
             shared_width = (model.moe_shared_expert_intermediate_size or 0) * 4
@@ -94,17 +96,25 @@ class Activations:
         # Inputs and outputs of the two norms, and the inputs of norms behind the sublayers. If a block has norms only behind the
         # sublayers, their outputs are not kept, but the inputs of attention and MLP are.
         output_norm_inputs = 2 if model.norm_placement == "both" else 0
-        norm_outputs = (2 if "layernorm" in modules else 4) // (2 if model.parallel_layers else 1)
+        norm_outputs = (2 if "layernorm" in modules else 4) // (2 if model.parallel_layers or model.mlp_layers else 1)
         # A clamp keeps its input, the queries, keys and values.
         clamped = 0 if model.clip_qkv is None else (model.query_size + 2 * model.kv_size) * self.tokens * self.number_bytes
         split_bytes += clamped // self.parallel.tensor
         return split_bytes + expert_bytes + (norm_outputs + output_norm_inputs) * self.residual_bytes
 
+    def _has_mlp(self, mixer: str) -> bool:
+        """Whether the layers with this kind of mixer have an MLP, too, or are an MLP alone."""
+        return not self.model.mlp_layers or mixer == NO_MIXER
+
     def _mixer_width(self, mixer: str) -> int:
         """Numbers per token that a mixer keeps, on all tensor-parallel ranks together."""
+        return COSTS[mixer].activations(self.model, self._mixer_setting)
+
+    @property
+    def _mixer_setting(self) -> Setting:
         recomputes_core = self.recompute is not None and "core_attn" in self.recompute.modules
-        setting = Setting(self.fuses_layers, recomputes_core, self.parallel.context, self.parallel.tensor)
-        return COSTS[mixer].activations(self.model, setting)
+        parallel = self.parallel
+        return Setting(self.fuses_layers, recomputes_core, parallel.context, parallel.tensor, self.has_delta_kernels)
 
     def _mlp_width(self) -> int:
         """Return the numbers per token that an MLP or an expert keeps: input and output of GELU, or four for SwiGLU.
@@ -166,7 +176,8 @@ class Activations:
         mlp_width *= model.moe_router_topk if model.num_experts else 1
         mlp_width += (gate_up + 1) * (model.moe_shared_expert_intermediate_size or 0) if model.num_experts else 0
         mixers = [model.mixer(layer) for layer in parallel.layer_numbers(pipeline_rank, model.num_layers)]
-        numbers = sum(COSTS[mixer].operands(model) + mlp_width + 4 * model.hidden_size for mixer in mixers)
+        parts_width = 4 * model.hidden_size // (2 if model.mlp_layers else 1)
+        numbers = sum(COSTS[mixer].operands(model) + mlp_width * self._has_mlp(mixer) + parts_width for mixer in mixers)
         if pipeline_rank == parallel.pipeline - 1:
             numbers += parallel.padded_vocab_size(model) + model.hidden_size
         return waiting * numbers // parallel.tensor * self.tokens * self.number_bytes

@@ -22,7 +22,7 @@ def choose_layout(options: dict[str, Any], cluster: Cluster) -> Choice:
     else:
         for problem in layout_problems(config):
             raise problem
-        sizes = {name: options[name] for name in search.SIZES if options[name] not in (None, False, 1)}
+        sizes = search.layout_options(options) | ({"sequence_parallel": True} if options["sequence_parallel"] else {})
         choice = Choice(cluster, ParallelLayout(config, sizes, cluster), (), 1)
     for problem in (*problems(choice.best.config), *problems_on(cluster.gpu.capability, vars(choice.best.config))):
         raise problem

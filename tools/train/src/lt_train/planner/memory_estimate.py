@@ -157,5 +157,6 @@ def estimate(config: RunConfig) -> MemoryEstimate:
         fuses_loss=kernels.fuses_loss(config),
         groups_experts=kernels.groups_experts(config),
         exchanges_whole_tokens=kernels.exchanges_whole_tokens(config),
+        has_delta_kernels=kernels.has_delta_kernels(config),
     )
     return MemoryEstimate(states, activations)

@@ -7,20 +7,32 @@ do not split, and the activations that a rank keeps.
 from collections.abc import Callable
 from typing import NamedTuple
 
-from lt_shared.models.architecture import Architecture
-from lt_shared.models.architecture.sizes import ATTENTION, GATED_DELTA, LATENT_ATTENTION
+from lt_shared.models.architecture import Architecture, GatedDelta
+from lt_shared.models.architecture.sizes import (
+    ATTENTION,
+    GATED_DELTA,
+    KIMI_DELTA,
+    LATENT_ATTENTION,
+    MAMBA,
+    NO_MIXER,
+    SHORT_CONVOLUTION,
+)
 
-# Tokens of a chunk of the gated delta rule (`lt_train.ops.gated_delta_rule`).
+# Tokens of a chunk of the gated delta rule and of Mamba's scan (`lt_train.ops`).
 CHUNK = 64
 
 
 class Setting(NamedTuple):
-    """The settings that decide how many activations a mixer keeps. `fuses`: Triton's kernels compute a layer."""
+    """The settings that decide how many activations a mixer keeps.
+
+    `fuses`: Triton's kernels compute a layer. `has_delta_kernels`: flash-linear-attention's kernels compute gated delta.
+    """
 
     fuses: bool
     recomputes_core: bool
     context_ranks: int
     tensor_ranks: int = 1
+    has_delta_kernels: bool = False
 
 
 class MixerCosts(NamedTuple):
@@ -36,7 +48,7 @@ class MixerCosts(NamedTuple):
     split_vectors: Callable[[Architecture], int]
     activations: Callable[[Architecture, Setting], int]
     operands: Callable[[Architecture], int]
-    recomputed: Callable[[Architecture], int] = lambda model: 0
+    recomputed: Callable[[Architecture, Setting], int] = lambda model, setting: 0
 
 
 def _zero(model: Architecture) -> int:
@@ -105,18 +117,27 @@ def _gated_delta_kept(model: Architecture, setting: Setting) -> int:
     """The outputs of the first projection and inputs of the second; all between them is computed again."""
     delta = model.gated_delta
     assert delta is not None
-    return delta.projected_size + delta.value_size
+    kept = delta.projected_size + delta.value_size
+    return kept + (_kept_by_kernels(delta) if setting.has_delta_kernels else 0)
 
 
-def _gated_delta_matrices(model: Architecture) -> int:
+def _kept_by_kernels(delta: GatedDelta) -> int:
+    """Normed queries and keys, values, the outputs, and a chunk's matrix for every value head."""
+    return 2 * delta.key_size + 2 * delta.value_size + delta.linear_num_value_heads * CHUNK
+
+
+def _gated_delta_recomputed(model: Architecture, setting: Setting) -> int:
     """The matrices between a chunk's tokens, the state before each chunk, and keys and values in several forms.
 
-    Measured: 4 to 15% less, without the gradients.
+    For heads of 128 channels, autograd saves 3% less if a Triton kernel computes the states, and 10% more without it.
     """
     delta = model.gated_delta
     assert delta is not None
     keys, values = delta.linear_key_head_dim, delta.linear_value_head_dim
-    return delta.linear_num_value_heads * (5 * CHUNK + 5 * values + 6 * keys + keys * values // CHUNK)
+    if setting.has_delta_kernels:
+        # In 16 bits: states and their gradients, and keys and values of the chunks with their gradients.
+        return delta.linear_num_value_heads * (4 * keys + 4 * values + 2 * keys * values // CHUNK) // 2
+    return delta.linear_num_value_heads * (5 * CHUNK + 6 * values + 6 * keys + keys * values // CHUNK)
 
 
 def _gated_delta_operands(model: Architecture) -> int:
@@ -125,8 +146,93 @@ def _gated_delta_operands(model: Architecture) -> int:
     return delta.projected_size + delta.value_size
 
 
+def _kimi_delta_projections(model: Architecture) -> int:
+    """The projections to the latents of decays and gates."""
+    assert model.gated_delta is not None
+    return 2 * model.hidden_size * model.gated_delta.linear_key_head_dim
+
+
+def _kimi_delta_vectors(model: Architecture) -> int:
+    assert model.gated_delta is not None
+    return model.gated_delta.linear_num_value_heads + model.gated_delta.key_size
+
+
+def _kimi_delta_kept(model: Architecture, setting: Setting) -> int:
+    """The outputs of the projections in front, both latents, and the inputs of the last projection."""
+    delta = model.gated_delta
+    assert delta is not None
+    kept = delta.projected_size + 3 * delta.value_size + 2 * delta.linear_key_head_dim
+    # The kernels keep a second matrix of a chunk, and the sums of the logarithms of the decays in float32.
+    added = delta.linear_num_value_heads * CHUNK + 2 * delta.key_size
+    return kept + (_kept_by_kernels(delta) + added if setting.has_delta_kernels else 0)
+
+
+def _kimi_delta_operands(model: Architecture) -> int:
+    delta = model.gated_delta
+    assert delta is not None
+    return delta.projected_size + 3 * delta.value_size + 2 * delta.linear_key_head_dim
+
+
+def _kimi_delta_recomputed(model: Architecture, setting: Setting) -> int:
+    """As of gated delta; and in each of log2(64) halvings, half the tokens' queries, and keys twice, with their decays."""
+    delta = model.gated_delta
+    assert delta is not None
+    halvings = CHUNK.bit_length() - 1
+    added = 2 if setting.has_delta_kernels else 4 * halvings + 3
+    return _gated_delta_recomputed(model, setting) + added * delta.key_size
+
+
+def _short_convolution_kept(model: Architecture, setting: Setting) -> int:
+    """The outputs of the first projection and inputs of the second; all between them is computed again."""
+    return 4 * model.hidden_size
+
+
+def _short_convolution_operands(model: Architecture) -> int:
+    return 4 * model.hidden_size
+
+
+def _short_convolution_recomputed(model: Architecture, setting: Setting) -> int:
+    """B * x, a shifted copy for every tap, and the convolution's output."""
+    assert model.short_convolution is not None
+    return (2 + model.short_convolution.taps) * model.hidden_size
+
+
+def _mamba_vectors(model: Architecture) -> int:
+    """All vectors, because the ranks divide every one."""
+    mamba = model.mamba
+    assert mamba is not None
+    return 3 * mamba.mamba_num_heads + mamba.inner_size + (mamba.convolved_size if mamba.convolution_bias else 0)
+
+
+def _mamba_kept(model: Architecture, setting: Setting) -> int:
+    """The outputs of the first projection and inputs of the second; all between them is computed again."""
+    return _mamba_operands(model)
+
+
+def _mamba_operands(model: Architecture) -> int:
+    assert model.mamba is not None
+    return model.mamba.projected_size + model.mamba.inner_size
+
+
+def _mamba_matrices(model: Architecture, setting: Setting) -> int:
+    """The matrices between a chunk's tokens, a state per chunk, values in several forms, and B and C."""
+    mamba = model.mamba
+    assert mamba is not None
+    heads, values = mamba.mamba_num_heads, mamba.mamba_head_dim
+    matrices = 3 * CHUNK + 7 * values + 2 * values * mamba.mamba_state_dim // CHUNK
+    return heads * matrices + 4 * mamba.group_size + (2 + mamba.taps) * mamba.convolved_size
+
+
 COSTS = {
     ATTENTION: MixerCosts(_zero, _attention_vectors, _attention_activations, _attention_operands),
     LATENT_ATTENTION: MixerCosts(_latent_projections, _zero, _latent_attention_activations, _attention_operands),
-    GATED_DELTA: MixerCosts(_zero, _gated_delta_vectors, _gated_delta_kept, _gated_delta_operands, _gated_delta_matrices),
+    GATED_DELTA: MixerCosts(_zero, _gated_delta_vectors, _gated_delta_kept, _gated_delta_operands, _gated_delta_recomputed),
+    KIMI_DELTA: MixerCosts(
+        _kimi_delta_projections, _kimi_delta_vectors, _kimi_delta_kept, _kimi_delta_operands, _kimi_delta_recomputed
+    ),
+    SHORT_CONVOLUTION: MixerCosts(
+        _zero, _zero, _short_convolution_kept, _short_convolution_operands, _short_convolution_recomputed
+    ),
+    MAMBA: MixerCosts(_zero, _mamba_vectors, _mamba_kept, _mamba_operands, _mamba_matrices),
+    NO_MIXER: MixerCosts(_zero, _zero, lambda model, setting: 0, _zero),
 }

@@ -116,11 +116,9 @@ class PipelineWork:
     @functools.cached_property
     def stages(self) -> tuple[Work, ...]:
         """FLOPs per token of every stage, in the model's order."""
-        parallel, layers = self.parallel, self.model.layers
-        chunks = parallel.interleaving or 1
+        layers = self.model.layers
         stages, first_layer = [], 0
-        for stage in range(parallel.pipeline * chunks):
-            count = parallel.layers_of(stage % parallel.pipeline, len(layers)) // chunks
+        for count in self.parallel.layers_of_stages(len(layers)):
             stages.append(_sum_work(layers[first_layer : first_layer + count]))
             first_layer += count
         stages[-1] = _sum_work([stages[-1], self.model.head])
@@ -147,7 +145,7 @@ class PipelineWork:
 
     def with_ends(self, ends: Ends) -> Self:
         """Return the same work with `ends` layers on the first and the last rank."""
-        parallel = dataclasses.replace(self.parallel, first_stage_layers=ends[0], last_stage_layers=ends[1])
+        parallel = dataclasses.replace(self.parallel, first_stage_layers=ends[0], last_stage_layers=ends[1], stage_layers=None)
         return dataclasses.replace(self, parallel=parallel)
 
     def with_zero_bubble(self) -> Self:

@@ -24,6 +24,7 @@ from collections.abc import Mapping, Sequence
 from typing import Self
 
 from lt_shared.console import BadConfig, Unavailable
+from lt_train.process import process_lifetime
 from lt_train.process.launchers import job_identity, job_nodes
 from lt_train.process.launchers.variables import (
     LAUNCHERS,
@@ -220,8 +221,10 @@ def _from_torchrun(environment: Mapping[str, str]) -> RankEnvironment:
         )
     local_rank, world_size = read_number(environment, "LOCAL_RANK"), read_number(environment, "WORLD_SIZE")
     local_world_size = read_number(environment, "LOCAL_WORLD_SIZE", local_rank + 1)
-    check_whole(environment, world_size)
-    job_nodes.check_whole(environment, world_size, local_world_size)
+    if process_lifetime.PARENT_VARIABLE not in environment:
+        # lt-train has checked the job at its start. Its ranks may be on fewer nodes: other nodes are spare or lost.
+        check_whole(environment, world_size)
+        job_nodes.check_whole(environment, world_size, local_world_size)
     return RankEnvironment(
         rank=read_number(environment, "RANK"),
         local_rank=local_rank,

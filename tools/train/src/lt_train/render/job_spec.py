@@ -56,7 +56,8 @@ class Job:
     arguments of lt-preprocess and lt-convert, None without the stage. `save` is the run's directory or URL. `accelerators` is the
     number of ranks per node, None if lt-train determines it when it starts. `manifests` is the directory for manifests if SAVE is
     a URL, None for the working directory. `node_counts` are the numbers of nodes that an elastic job may run on, up to `nodes`;
-    empty if the number is fixed. `is_array`: Slurm starts the job several times, as the tasks of an array.
+    empty if the number is fixed. `is_array`: Slurm starts the job several times, as the tasks of an array. `spare_nodes` of
+    `nodes` wait for the loss of another node.
     """
 
     name: str
@@ -72,6 +73,7 @@ class Job:
     manifests: str | None = None
     node_counts: tuple[int, ...] = ()
     is_array: bool = False
+    spare_nodes: int = 0
 
     @property
     def save(self) -> str:
@@ -101,11 +103,12 @@ def make(
     convert: str | None,
     sizes: Mapping[str, str],
     least_nodes: int | None = None,
+    keeps_nodes: bool = False,
 ) -> Job:
     """Build and check a job. Raises UsageError for unknown arguments, BadConfig for a run that cannot work on the nodes.
 
     `program` is the command in messages. `least_nodes` is set for an elastic job only. `sizes` may have values for
-    the names in `SIZES` and `BATCHES`.
+    the names in `SIZES` and `BATCHES`. `keeps_nodes`: the scheduler lets the job go on when a node is lost.
     """
     if not NAME.fullmatch(name):
         raise UsageError(f"--job-name {name!r}", "take letters, digits, -, _ and .")
@@ -129,13 +132,16 @@ def make(
         )
     if convert is not None and "-o" not in shlex.split(convert) and "--output" not in shlex.split(convert):
         raise UsageError("--convert without -o: lt-convert must know where to write", "--convert '--to hf -o DIRECTORY'")
-    _check_launch(options, nodes)
+    _check_launch(options, nodes, keeps_nodes)
+    spare_nodes: int = options["spare_nodes"]
     accelerators = accelerators or (instance.accelerators if instance else None)
     ranks = accelerators or options["ranks"]
     check = partial(_check_config, options, instance.gpu if instance else None, ranks) if ranks else None
     counts: tuple[int, ...] = ()
     if least_nodes is not None and least_nodes < nodes:
         option = f"--nodes {least_nodes}-{nodes}"
+        if spare_nodes:
+            raise UsageError(f"{option} and --spare-nodes: an elastic job lets all nodes work", f"--nodes {nodes}")
         if not options["global_batch_size"]:
             raise UsageError(
                 f"{option} without --global-batch-size: the batch would change with the number of nodes",
@@ -143,7 +149,7 @@ def make(
             )
         counts = node_counts.usable_counts(least_nodes, nodes, check, option)
     elif accelerators and check:
-        check(nodes)
+        check(nodes - spare_nodes)
     return Job(
         name=name,
         nodes=counts[-1] if counts else nodes,
@@ -157,6 +163,7 @@ def make(
         # The checkpoint does not exist yet, so the check passes standard input in its place.
         convert=_stage("convert", convert, "-"),
         node_counts=counts if len(counts) > 1 else (),
+        spare_nodes=spare_nodes,
     )
 
 
@@ -264,8 +271,8 @@ def _check_data(data_words: Sequence[str], options: dict[str, Any], makes_data: 
         raise UsageError("no DATA", "pass @FILE, or prefixes with their weights; --preprocess 'ARGUMENTS'; or --mock-data")
 
 
-def _check_launch(options: dict[str, Any], nodes: int) -> None:
-    """Refuse options that make no sense in a job."""
+def _check_launch(options: dict[str, Any], nodes: int, keeps_nodes: bool) -> None:
+    """Refuse options that make no sense in a job, or on its `nodes`. `keeps_nodes` as in `make`."""
     if options["plain"]:
         raise UsageError("--plain: the job reads lt-train's manifest", "drop it")
     if options["dry_run"]:
@@ -275,8 +282,12 @@ def _check_launch(options: dict[str, Any], nodes: int) -> None:
             "--min-nodes: the job's step ends on all nodes if one is lost",
             "--nodes MIN-MAX puts the job back into the queue, for as many nodes as there are",
         )
-    if options["max_restarts"] and nodes > 1:
-        raise UsageError("--max-restarts: it starts the ranks of one machine again", "drop it: the job's scheduler starts all")
+    if options["max_restarts"] and nodes > 1 and not keeps_nodes:
+        raise UsageError("--max-restarts: the job's pods start again together", "drop it: the job's scheduler starts all")
+    if options["spare_nodes"] and not options["max_restarts"]:
+        raise UsageError("--spare-nodes without --max-restarts: no lost node would be replaced", "add --max-restarts")
+    if options["spare_nodes"] >= nodes:
+        raise UsageError(f"--spare-nodes {options['spare_nodes']} of {nodes} node(s): none is left", "raise --nodes")
 
 
 def _check_config(options: dict[str, Any], gpu: str | None, accelerators: int, nodes: int) -> None:

@@ -86,6 +86,12 @@ TASK = (
     f' {shell.pattern(PERMANENT_CODES)}) exit $((status + {PERMANENT})) ;; *) exit "$status" ;; esac; }}'
 )
 
+# Whether a manifest has its last line.
+ENDED = """grep -q '"kind":"end"'"""
+LOST_NODE = """\
+  # Slurm gives another node in the place of one that is lost to a job in the queue only.
+  srun --nodes="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 "${cpu_bind[@]}" true || finish 75"""
+
 
 @dataclasses.dataclass(frozen=True)
 class SbatchOptions:
@@ -178,7 +184,7 @@ def _nodes(job: Job) -> str:
 
 def _script(job: Job, name: str, nodes: str, stages: str, sbatch: SbatchOptions, directives: Mapping[str, str | None]) -> str:
     blocks = [
-        _header(name, nodes, sbatch, directives),
+        _header(name, nodes, bool(job.spare_nodes) and nodes == _nodes(job), sbatch, directives),
         "# Dollar signs in single quotes are meant.\n# shellcheck disable=SC2016",
         "set -euo pipefail",
         sbatch.environment.shell(job, [tool for tool in TOOLS if tool in stages]),
@@ -193,7 +199,7 @@ def _script(job: Job, name: str, nodes: str, stages: str, sbatch: SbatchOptions,
     return "\n\n".join(block for block in blocks if block) + "\n"
 
 
-def _header(name: str, nodes: str, sbatch: SbatchOptions, directives: Mapping[str, str | None]) -> str:
+def _header(name: str, nodes: str, keeps_nodes: bool, sbatch: SbatchOptions, directives: Mapping[str, str | None]) -> str:
     options = {
         "job-name": name,
         "nodes": nodes,
@@ -204,6 +210,8 @@ def _header(name: str, nodes: str, sbatch: SbatchOptions, directives: Mapping[st
         "wait-all-nodes": 1,
         "requeue": None,
         "open-mode": "append",
+        # Slurm would end the job with the first node that fails.
+        **({"no-kill": None} if keeps_nodes else {}),
         "signal": f"USR1@{_signal_seconds(sbatch.time_limit)}",
         **({"gpus-per-node": sbatch.gpus_per_node} if sbatch.gpus_per_node else {}),
         **({"time": sbatch.time_limit} if sbatch.time_limit else {}),
@@ -268,6 +276,8 @@ def _preprocess(job: Job) -> str:
 def _train(job: Job) -> str:
     checkpoints = shell.quote(job, job.beside("checkpoints.manifest"))
     nodes = '--nodes="$nodes" --ntasks="$nodes" --ntasks-per-node=1 ' if job.node_counts else ""
+    losses = "--kill-on-bad-exit=0 --no-kill " if job.spare_nodes else "--kill-on-bad-exit=1 "
+    resume = "" if job.spare_nodes else '"${auto_resume[@]}" '
     lines = [
         shell.array("train", shell.training_words(job), job),
         shell.sizes_from_environment(job),
@@ -279,16 +289,18 @@ def _train(job: Job) -> str:
         "# srun ends the other nodes with SIGTERM then, and its status is the largest: 143.",
         f"for _ in {{0..{RESTARTS}}}; do",
         "  status=0",
-        f'  srun --kill-on-bad-exit=1 {nodes}"${{cpu_bind[@]}}" "${{auto_resume[@]}}" "${{container[@]}}" \\',
+        f'  srun {losses}{nodes}"${{cpu_bind[@]}}" {resume}"${{container[@]}}" \\',
         f'    bash -c {shlex.quote(TASK)} lt-train "${{train[@]}}" \\',
         f"    > {checkpoints} || status=$?",
+        *([f"  if {ENDED} {checkpoints}; then status=0; fi"] if job.spare_nodes else []),
         f'  case "$status" in {shell.pattern(AGAIN_CODES)}) ;; *) break ;; esac',
+        *([LOST_NODE] if job.spare_nodes else []),
         "done",
         f'if [ "$status" -gt {PERMANENT} ]; then status=$((status - {PERMANENT})); fi',
         "profiling --resume",
         'if [ "$status" -ne 0 ]; then finish "$status"; fi',
         "# Without its last line the run was ended early, and has saved.",
-        f'grep -q \'"kind":"end"\' {checkpoints} || finish 75',
+        f"{ENDED} {checkpoints} || finish 75",
     ]
     return "\n".join(lines)
 

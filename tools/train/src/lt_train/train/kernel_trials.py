@@ -15,12 +15,21 @@ from megatron.core import parallel_state
 from lt_shared.console import warn
 from lt_train.checkpoint import thread_switching
 from lt_train.config import kernels
-from lt_train.config.kernels import FLASH_ATTENTION_4, GROUPED_BY_QUACK, NONE_FAILED, PEER_MEMORY, Failures, Kernels
-from lt_train.config.optional_packages import FLASH_ATTENTION, QUACK, SYMMETRIC_MEMORY, Package
+from lt_train.config.kernels import (
+    FLASH_ATTENTION_4,
+    FLASH_LINEAR,
+    FLASH_LINEAR_KIMI,
+    GROUPED_BY_QUACK,
+    NONE_FAILED,
+    PEER_MEMORY,
+    Failures,
+    Kernels,
+)
+from lt_train.config.optional_packages import FLASH_ATTENTION, FLASH_LINEAR_ATTENTION, QUACK, SYMMETRIC_MEMORY, Package
 from lt_train.config.run_config import RunConfig
 from lt_train.config.settings.layers import FUSED_LINEAR, GEMM_EPILOGUE, TRITON
 from lt_train.config.settings.memory import Memory
-from lt_train.kernels import gemm_epilogues, grouped_gemm_epilogues
+from lt_train.kernels import delta_rules, gemm_epilogues, grouped_gemm_epilogues
 from lt_train.parallel import symmetric_memory
 from lt_train.process import agreement, device
 from lt_train.process.start_clock import clock
@@ -31,6 +40,7 @@ from lt_train.train.trial_shapes import Shapes
 COSTS = {
     FLASH_ATTENTION: "1.4 to 1.9% slower for Llama 3 8B on an H100",
     QUACK: "2.2 to 2.7% slower for Llama 3 8B on an H100",
+    FLASH_LINEAR_ATTENTION: "which is several times slower in these layers",
     SYMMETRIC_MEMORY: "for which GEMMs wait",
 }
 
@@ -95,6 +105,8 @@ def _imports(chosen: Kernels) -> dict[str, Callable[[], object]]:
         imports[QUACK.name] = gemm_epilogues.load
     elif chosen.experts in GROUPED_BY_QUACK:
         imports[QUACK.name] = grouped_gemm_epilogues.load
+    if chosen.delta in (FLASH_LINEAR, FLASH_LINEAR_KIMI):
+        imports[FLASH_LINEAR_ATTENTION.name] = delta_rules.load
     return imports
 
 
@@ -132,6 +144,7 @@ def report(failed: Failures, chosen: Kernels, rank_device: torch.device) -> None
         FLASH_ATTENTION: f"attention by {chosen.attention}",
         QUACK: f"SwiGLU by {chosen.swiglu}, cross entropy by {chosen.cross_entropy}"
         + (f", experts {chosen.experts}" if chosen.experts else ""),
+        FLASH_LINEAR_ATTENTION: f"gated delta by {chosen.delta}",
         SYMMETRIC_MEMORY: f"collectives by {chosen.collectives}",
     }
     incomplete = {
@@ -150,6 +163,8 @@ def _alone(shapes: Shapes, chosen: Kernels, rank_device: torch.device) -> dict[P
         trials[FLASH_ATTENTION] = lambda: _try_attention(shapes, rank_device)
     if chosen.swiglu == GEMM_EPILOGUE or chosen.cross_entropy == FUSED_LINEAR or chosen.experts in GROUPED_BY_QUACK:
         trials[QUACK] = lambda: _try_gemm_epilogues(shapes, chosen, rank_device)
+    if chosen.delta in (FLASH_LINEAR, FLASH_LINEAR_KIMI):
+        trials[FLASH_LINEAR_ATTENTION] = lambda: _try_delta_rule(shapes, chosen.delta == FLASH_LINEAR_KIMI, rank_device)
     return trials
 
 
@@ -203,6 +218,34 @@ def _try_attention(shapes: Shapes, rank_device: torch.device) -> None:
         documents = torch.tensor([0, 1, shapes.tokens], dtype=torch.int32, device=rank_device).repeat(shapes.samples, 1)
     attended = flash_attention.attend(query, key, value, None, shapes.window, None, documents)
     torch.autograd.grad(attended, (query, key, value), attended)
+
+
+def _try_delta_rule(shapes: Shapes, by_channel: bool, rank_device: torch.device) -> None:
+    delta, dtype = shapes.delta, torch.bfloat16 if shapes.is_bfloat16 else torch.float16
+    assert delta is not None
+    samples, tokens = (1, shapes.samples * shapes.tokens) if shapes.has_documents else (shapes.samples, shapes.tokens)
+    generator = torch.Generator(rank_device)
+
+    def random(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, dtype=dtype, device=rank_device, generator=generator, requires_grad=True)
+
+    borders = torch.tensor([0, 1, tokens], device=rank_device) if shapes.has_documents else None
+    keys, values, size = delta.key_heads, delta.value_heads, delta.key_size
+    channels = [
+        random(samples, tokens, heads * width) for heads, width in ((keys, size), (keys, size), (values, delta.value_size))
+    ]
+    weights = [random(part.shape[-1], 1, delta.taps) for part in channels]
+    query, key, value = (delta_rules.convolve(part, weight, borders) for part, weight in zip(channels, weights, strict=True))
+    query, key = (part.reshape(samples, tokens, keys, size) for part in (query, key))
+    value = value.reshape(samples, tokens, values, delta.value_size)
+    betas, log_rates = random(samples, tokens, values), random(values)
+    if delta.decays_channels:
+        rates = random(samples, tokens, values, size)
+        outputs = delta_rules.kimi_delta(query, key, value, rates, betas, log_rates, random(values * size), borders)
+    else:
+        alphas, biases = random(samples, tokens, values), random(values)
+        outputs = delta_rules.gated_delta(query, key, value, alphas, betas, log_rates, biases, False, borders, by_channel)
+    torch.autograd.grad(outputs, (*channels, *weights), outputs)
 
 
 def _try_gemm_epilogues(shapes: Shapes, chosen: Kernels, rank_device: torch.device) -> None:

@@ -29,10 +29,10 @@ from lt_train.process import device
 from lt_train.train.trial_shapes import Shapes
 
 ROOT = Path(__file__).parents[1]
-VARIABLES = ("CUDA_", "CUTE_DSL_", "CUTLASS_", "FLASH_ATTENTION_", "QUACK_", "TRITON_", "TVM_FFI_", "LD_LIBRARY_PATH")
+VARIABLES = ("CUDA_", "CUTE_DSL_", "CUTLASS_", "FLASH_ATTENTION_", "FLA_", "QUACK_", "TRITON_", "TVM_FFI_", "LD_LIBRARY_PATH")
 # The packages' compilers. `optional_packages` has the versions of the packages themselves.
 COMPILERS = ("nvidia-cutlass-dsl-libs-base", "nvidia-cutlass-dsl-libs-cu13", "apache-tvm-ffi", "torch-c-dlpack-ext")
-MODULES = ("flash_attn.cute", "quack", "cutlass")
+MODULES = ("flash_attn.cute", "quack", "cutlass", "fla")
 
 
 class TrialMemory:

@@ -3,7 +3,20 @@
 import dataclasses
 from typing import Self
 
+from lt_shared.models.architecture import GatedDelta
 from lt_train.config.run_config import RunConfig
+
+
+@dataclasses.dataclass(frozen=True)
+class DeltaShapes:
+    """The heads of a layer of gated delta, or with `decays_channels` of Kimi Delta Attention, on a rank, and its taps."""
+
+    key_heads: int
+    value_heads: int
+    key_size: int
+    value_size: int
+    taps: int
+    decays_channels: bool
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,6 +41,7 @@ class Shapes:
     expert_hidden: int
     vocabulary: int
     is_bfloat16: bool
+    delta: DeltaShapes | None = None
 
     @classmethod
     def from_config(cls, config: RunConfig) -> Self:
@@ -46,4 +60,18 @@ class Shapes:
             expert_hidden=model.expert_size,
             vocabulary=config.padded_vocab_size // tensor,
             is_bfloat16=config.precision.bf16,
+            delta=_delta_shapes(model.gated_delta, tensor),
         )
+
+
+def _delta_shapes(delta: GatedDelta | None, ranks: int) -> DeltaShapes | None:
+    if delta is None:
+        return None
+    return DeltaShapes(
+        key_heads=delta.linear_num_key_heads // ranks,
+        value_heads=delta.linear_num_value_heads // ranks,
+        key_size=delta.linear_key_head_dim,
+        value_size=delta.linear_value_head_dim,
+        taps=delta.linear_conv_kernel_dim,
+        decays_channels=delta.decays_channels,
+    )

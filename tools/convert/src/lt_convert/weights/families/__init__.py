@@ -3,6 +3,7 @@
 from lt_convert.weights.families.adjacent_pairs import ERNIE4_5, GLM, GLM4, HELIUM
 from lt_convert.weights.families.apertus import APERTUS
 from lt_convert.weights.families.arcee import ARCEE, NEMOTRON, STARCODER2
+from lt_convert.weights.families.bamba import BAMBA
 from lt_convert.weights.families.cohere import COHERE
 from lt_convert.weights.families.deepseek import DEEPSEEK
 from lt_convert.weights.families.ernie4_5_moe import ERNIE4_5_MOE
@@ -11,13 +12,16 @@ from lt_convert.weights.families.gemma import GEMMA, GEMMA2, GEMMA3
 from lt_convert.weights.families.glm4_moe import GLM4_MOE
 from lt_convert.weights.families.gpt2 import GPT2
 from lt_convert.weights.families.gpt_oss import GPT_OSS
-from lt_convert.weights.families.granite import GRANITE, GRANITE4
+from lt_convert.weights.families.granite import GRANITE, GRANITE4, GRANITE4_HYBRID
 from lt_convert.weights.families.hunyuan import HUNYUAN_V1_DENSE, HUNYUAN_V1_MOE
+from lt_convert.weights.families.kimi_linear import KIMI_LINEAR
+from lt_convert.weights.families.lfm2 import LFM2, LFM2_MOE
 from lt_convert.weights.families.llama import LLAMA
 from lt_convert.weights.families.minimax_m2 import MINIMAX_M2
 from lt_convert.weights.families.ministral3 import MINISTRAL3
 from lt_convert.weights.families.mistral4 import MISTRAL4
 from lt_convert.weights.families.mixtral import MIXTRAL
+from lt_convert.weights.families.nemotron_h import NEMOTRON_H
 from lt_convert.weights.families.olmo import OLMO, OLMO1, OLMOE
 from lt_convert.weights.families.olmo_hybrid import OLMO_HYBRID
 from lt_convert.weights.families.phi3 import PHI3
@@ -85,11 +89,20 @@ FAMILIES = {
     "deepseek_v2": DEEPSEEK,
     "deepseek_v3": DEEPSEEK,
     "kimi_k2": DEEPSEEK,
+    "kimi_linear": KIMI_LINEAR,
     "glm4_moe_lite": DEEPSEEK,
     "mistral4": MISTRAL4,
     "glm4_moe": GLM4_MOE,
     "dots1": GLM4_MOE,
+    "lfm2": LFM2,
+    "lfm2_moe": LFM2_MOE,
+    "nemotron_h": NEMOTRON_H,
+    "bamba": BAMBA,
 }
+
+
+# Types whose models may have Mamba-2 layers, and then have another family.
+WITH_MAMBA = {"granitemoehybrid": GRANITE4_HYBRID}
 
 
 def family_of(architecture: Architecture) -> Family:
@@ -101,4 +114,4 @@ def family_of(architecture: Architecture) -> Family:
             f"{architecture.name}: no supported family has this combination of features{f': {difference}' if difference else ''}",
             "docs/guides/models.md lists the families and their features",
         )
-    return FAMILIES[kind]
+    return WITH_MAMBA[kind] if architecture.mamba and kind in WITH_MAMBA else FAMILIES[kind]

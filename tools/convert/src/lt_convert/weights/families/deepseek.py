@@ -54,7 +54,7 @@ def shapes(architecture: Architecture) -> Mapping[str, Shape]:
     return multi_token.decoder_shapes(architecture, attention)
 
 
-def _attention_table(ours: str, layer: str) -> Table:
+def attention_table(ours: str, layer: str) -> Table:
     attention, theirs = f"{ours}self_attention.", f"{layer}self_attn."
     names = {
         "linear_q_proj": "q_proj",
@@ -81,8 +81,8 @@ def _latent_norms_of_te(table: Table) -> dict[str, WeightOp]:
 
 def _megatron_table(stacked: bool, engine: bool) -> Table:
     """By whether experts are stacked, and whether layers are TransformerEngine's; local ones otherwise."""
-    attentions = dict(_attention_table(MEGATRON_LAYER, LAYER))
-    block = dict(_attention_table(multi_token.MEGATRON_BLOCK, PREDICTION))
+    attentions = dict(attention_table(MEGATRON_LAYER, LAYER))
+    block = dict(attention_table(multi_token.MEGATRON_BLOCK, PREDICTION))
     if engine:
         attentions, block = _latent_norms_of_te(attentions), _latent_norms_of_te(block)
         norm = attentions.pop(f"{MEGATRON_LAYER}pre_mlp_layernorm.weight")

@@ -8,8 +8,7 @@ keywords. One core reads 1 to 2 GB/s. One `bytes.find` per keyword would read 10
 find exactly the same lines.
 """
 
-import functools
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Generic, TypeVar
 
 import numpy as np
@@ -26,7 +25,9 @@ _MULTIPLIER = np.uint32(2654435761)
 _WINDOW_MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
 # The window of a keyword is chosen for its rare bytes, because a group of frequent bytes lets more lines through.
 _FREQUENT = b" etaoinsrhldcum0123456789._-:/"
-_WEIGHTS = [len(_FREQUENT) - _FREQUENT.index(byte) if byte in _FREQUENT else 0 for byte in range(256)]
+_WEIGHTS = bytes(len(_FREQUENT) - _FREQUENT.index(byte) if byte in _FREQUENT else 0 for byte in range(256))
+# More than the weights of a group's bytes together, and more than a group's costs.
+_PER_COUNT, _IN_NOISE = 1000, 10**9
 _NOISE = (
     b"NCCL INFO Channel 00/32 : 0[0] -> 1[1] via P2P/IPC/read NET/OFI Using transport protocol Connected all rings trees comm 0x"
     b"UserWarning: warnings.warn( FutureWarning: Please use torch.distributed DeprecationWarning: with process group will be set "
@@ -48,9 +49,10 @@ class Prefilter(Generic[Meaning]):
 
     def __init__(self, keywords: Mapping[bytes, Meaning]):
         self._groups: dict[bytes, list[tuple[bytes, int, Meaning]]] = {}
+        if short := [keyword for keyword in keywords if len(keyword) < WINDOW_BYTES]:
+            raise ValueError(f"{short[0]!r} is shorter than {WINDOW_BYTES} bytes")
         windows = []
-        for keyword, meaning in keywords.items():
-            start = _rarest_window(keyword)
+        for (keyword, meaning), start in zip(keywords.items(), _rarest_windows(list(keywords)), strict=True):
             windows.append(keyword[start : start + WINDOW_BYTES] + b"\0")
             for shift in range(start, start + WINDOW_BYTES - GROUP_BYTES + 1):
                 self._groups.setdefault(keyword[shift : shift + GROUP_BYTES], []).append((keyword, shift, meaning))
@@ -106,19 +108,35 @@ def _window_hashes(bytes_8: np.ndarray) -> np.ndarray:
     return hashes.view(np.int64)
 
 
-def _rarest_window(keyword: bytes) -> int:
-    """Return the offset of the keyword's rarest window: not in _NOISE if possible, and with the rarest commonest group."""
-    if len(keyword) < WINDOW_BYTES:
-        raise ValueError(f"{keyword!r} is shorter than {WINDOW_BYTES} bytes")
-    costs = [_commonness(keyword[begin : begin + GROUP_BYTES]) for begin in range(len(keyword) - GROUP_BYTES + 1)]
+def _rarest_windows(keywords: Sequence[bytes]) -> list[int]:
+    """Return the offset of each keyword's rarest window: not in _NOISE if possible, and with the rarest commonest group.
 
-    def commonness(start: int) -> tuple[bool, int]:
-        return keyword[start : start + WINDOW_BYTES] in _NOISE, max(costs[start : start + GROUP_BYTES])
+    How common a group is, is estimated mainly from its count in _NOISE, then from its bytes.
+    """
+    text = b"".join(keywords)
+    weights = np.frombuffer(text.translate(_WEIGHTS), np.uint8).astype(np.int64)
+    noise_groups = np.sort(_pieces(_NOISE, GROUP_BYTES))
+    groups = _pieces(text, GROUP_BYTES)
+    counts = np.searchsorted(noise_groups, groups, side="right") - np.searchsorted(noise_groups, groups)
+    group_costs = counts * _PER_COUNT + sum(weights[shift : len(groups) + shift] for shift in range(GROUP_BYTES))
+    count = len(text) - WINDOW_BYTES + 1
+    costs = group_costs[:count]
+    for shift in range(1, WINDOW_BYTES - GROUP_BYTES + 1):
+        costs = np.maximum(costs, group_costs[shift : count + shift])
+    costs += np.isin(_pieces(text, WINDOW_BYTES), _pieces(_NOISE, WINDOW_BYTES)) * _IN_NOISE
+    cost_list, begin, windows = costs.tolist(), 0, []
+    for keyword in keywords:
+        keyword_costs = cost_list[begin : begin + len(keyword) - WINDOW_BYTES + 1]
+        windows.append(keyword_costs.index(min(keyword_costs)))
+        begin += len(keyword)
+    return windows
 
-    return min(range(len(keyword) - WINDOW_BYTES + 1), key=commonness)
 
-
-@functools.cache
-def _commonness(group: bytes) -> int:
-    """Estimate how often a group occurs in logs: mainly from the count in _NOISE, then from its bytes."""
-    return sum(map(_WEIGHTS.__getitem__, group)) + 1000 * _NOISE.count(group)
+def _pieces(text: bytes, size: int) -> np.ndarray:
+    """Return every `size` consecutive bytes of a text as one number (uint64)."""
+    cells = np.frombuffer(text, np.uint8).astype(np.uint64)
+    count = len(cells) - size + 1
+    pieces = cells[:count]
+    for shift in range(1, size):
+        pieces = pieces | cells[shift : count + shift] << np.uint64(8 * shift)
+    return np.asarray(pieces)

@@ -1,4 +1,4 @@
-"""Collect the line templates of one log and read its step lines with them.
+"""Collect the line templates of a log and read its step lines with the templates.
 
 A log has a few shapes of step lines, so templates pay. A log with a new shape in every line must not make the parser slow, so the
 number of templates is limited; lines of further shapes are read one by one.
@@ -17,12 +17,14 @@ MINIMUM_ALIKE_LINES = 16
 MAXIMUM_TEMPLATES = 256
 MAXIMUM_SHAPES = 4096
 MAXIMUM_TEMPLATE_BYTES = 2000
+# The search for a position's line takes as long as a search for all line ends in so many bytes.
+BYTES_PER_SEARCH = 1 << 10
 
 _DIGITS_TO_ZERO = bytes(ord("0") if chr(byte).isdigit() and byte < 128 else byte for byte in range(256))
 
 
 class StepTemplates:
-    """The templates of one log, empty at first. The parser reads the first line of a shape and passes it to `learn`."""
+    """The templates of a log, empty at first. The parser reads the first line of a shape and passes it to `learn`."""
 
     def __init__(self) -> None:
         self._by_length: dict[int, list[LineTemplate]] = {}
@@ -70,6 +72,25 @@ class StepTemplates:
         self._by_length.setdefault(template.length, []).append(template)
         self._count += 1
         return True
+
+
+def lines_of(block: bytes, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the offsets (int64) of the begins and the ends of the lines that contain `positions` (int64, ascending)."""
+    if len(positions) * BYTES_PER_SEARCH > len(block):
+        ends = line_ends(block)
+        numbers = np.searchsorted(ends, positions)
+        numbers = numbers[np.flatnonzero(np.diff(numbers, prepend=-1))]
+        return np.where(numbers > 0, ends[numbers - 1] + 1, 0), ends[numbers]
+    begins: list[int] = []
+    ends_of_lines: list[int] = []
+    end = -1
+    for position in positions.tolist():
+        if position > end:
+            end = block.find(b"\n", position)
+            end = len(block) if end < 0 else end
+            begins.append(block.rfind(b"\n", 0, position) + 1)
+            ends_of_lines.append(end)
+    return np.array(begins, np.int64), np.array(ends_of_lines, np.int64)
 
 
 def line_ends(block: bytes) -> np.ndarray:

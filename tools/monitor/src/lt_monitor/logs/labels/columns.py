@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from lt_monitor.events.records import Record
+from lt_shared.lazy_patterns import regex
 
 MINIMUM_LINES = 4
 MINIMUM_SHARE = 0.9
@@ -23,12 +24,13 @@ FEW_LINES_BYTES = 1 << 16
 
 _COLOUR = rb"(?:\x1b\[[\d;]{0,20}m){0,4}"
 # Words that programs print before their lines as their own name or as a severity: no labels.
-_NO_NAMES = re.compile(
-    rb"(?i)(?:debug|info|note|notice|hint|warn|warning|error|err|critical|fatal|trace|exception|traceback|usage|srun|sbatch|slurmd"
+_NO_NAME_SOURCE = (
+    rb"(?:debug|info|note|notice|hint|warn|warning|error|err|critical|fatal|trace|exception|traceback|usage|srun|sbatch|slurmd"
     rb"|slurmstepd|wandb|bash|sh|python\d{0,3}|python3?\.\d{1,2}|lt-\w{1,20}|make|pip|torchrun|deepspeed|accelerate|step|epoch"
     rb"|iter"
     rb"|iteration|loss|rank|train|val|valid|eval|test|cuda)[\d_]{0,9}$|.{0,200}\.(?:py|sh|cc|cpp|cu|c|h|rs|go|js|so|json|log|yaml)$"
 )
+_NO_NAMES = regex(rb"(?i)" + _NO_NAME_SOURCE)
 
 
 class Column(NamedTuple):
@@ -45,7 +47,7 @@ class Column(NamedTuple):
     is_certain: bool = False
 
     def pattern(self) -> re.Pattern[bytes]:
-        return re.compile(self.before + rb"(?P<name>" + self.name + rb")" + self.behind)
+        return regex(self.before + rb"(?P<name>" + self.name + rb")" + self.behind)
 
 
 _WORD = rb"[A-Za-z][\w.-]{0,252}"
@@ -83,26 +85,24 @@ COLUMNS: dict[str, Column] = {
     "number": Column(rb" {0,9}", rb"\d{1,9}", rb"(?:\t| {0,2}(?:\||\xe2\x94\x82) ?|:(?! )| {1,2})", None, is_numbered=True),
 }
 # Labels that can be recognised in few lines: host names contain a number, other names end with one.
-_NO_NAME_WORDS = (
-    _NO_NAMES.pattern.replace(b"(?i)", b"").replace(b"$", b"(?: {1,60}\\||\\[|: )").replace(b".{0,200}", b"\\S{0,200}")
-)
+_NO_NAME_WORDS = _NO_NAME_SOURCE.replace(b"$", b"(?: {1,60}\\||\\[|: )").replace(b".{0,200}", b"\\S{0,200}")
 _NO_NAME_BEFORE = rb"(?!" + _NO_NAME_WORDS + rb")"
 _FEW_LINES = {
     "process": COLUMNS["process"].pattern(),
     "supervised": COLUMNS["supervised"].pattern(),
-    "task": re.compile(_COLOUR + _NO_NAME_BEFORE + rb"[a-z][a-z.-]{0,252}\d[\w.-]{0,200} > "),
-    "nodes": re.compile(_COLOUR + _NO_NAME_BEFORE + rb"[a-z][a-z.-]{0,252}\[\d[\d,-]{0,200}\]: "),
-    "pod": re.compile(
+    "task": regex(_COLOUR + _NO_NAME_BEFORE + rb"[a-z][a-z.-]{0,252}\d[\w.-]{0,200} > "),
+    "nodes": regex(_COLOUR + _NO_NAME_BEFORE + rb"[a-z][a-z.-]{0,252}\[\d[\d,-]{0,200}\]: "),
+    "pod": regex(
         _COLOUR
         + rb"(?:[a-z0-9]{1,63} )?[a-z0-9]{1,63}(?:[.-][a-z0-9]{1,63}){0,20}-\d{1,6}"
         + _COLOUR
         + rb" (?:\xe2\x80\xba )?(?!(?:exited|failed|died|killed|terminated|started|joined|is|was|has|and) )[a-z][a-z0-9-]{0,62} "
     ),
-    "service": re.compile(
+    "service": regex(
         _COLOUR + _NO_NAME_BEFORE + rb"[A-Za-z][\w.-]{0,200}(?:[._-]\d{1,6}|\.\d{1,6}\.\w{1,60}@[\w.-]{1,252}) {1,60}\| "
     ),
-    "replica": re.compile(_COLOUR + rb"[a-z][\w.-]{0,60}(?:/[\w.$-]{1,100}){0,3}/\d{1,6}" + _COLOUR + rb" "),
-    "host": re.compile(_NO_NAME_BEFORE + rb"(?:[a-z][a-z.-]{0,252}\d[\w.-]{0,200}|\d{1,3}(?:\.\d{1,3}){3}): "),
+    "replica": regex(_COLOUR + rb"[a-z][\w.-]{0,60}(?:/[\w.$-]{1,100}){0,3}/\d{1,6}" + _COLOUR + rb" "),
+    "host": regex(_NO_NAME_BEFORE + rb"(?:[a-z][a-z.-]{0,252}\d[\w.-]{0,200}|\d{1,3}(?:\.\d{1,3}){3}): "),
 }
 _PATTERNS = {kind: column.pattern() for kind, column in COLUMNS.items()}
 

@@ -7,12 +7,12 @@ several objects, and only the last one's text has a newline; they are joined to 
 
 import datetime
 import math
-import re
 from typing import Any
 
 import orjson
 
 from lt_monitor.events.records import Record
+from lt_shared.lazy_patterns import regex
 
 DOCKER_PART_BYTES = 1 << 14
 
@@ -41,7 +41,7 @@ _TIMES = ("time", "timestamp", "@timestamp", "asctime", "ts", "date", "__REALTIM
 _NODES = ("_HOSTNAME", "nodeName", "podName", "host", "hostname", "PodName", "Computer")
 _NODES_OF_KUBERNETES = ("host", "pod_name")
 # logfmt of logrus and slog, the standard output of fluent-bit, and files of fluentd.
-_QUOTED = re.compile(
+_QUOTED = regex(
     rb"(?:time|ts)=(?P<logfmt_time>\"[^\"\n]{1,60}\"|\S{1,60}) (?:\w{1,20}=[^\s\"]{1,100} ){0,4}level=\w{1,10}"
     # A choice for each character would take ten times as long.
     rb" (?:\w{1,20}=[^\s\"]{1,100} ){0,4}msg=(?P<quoted>\"[^\"\\\n]*(?:\\[^\n][^\"\\\n]*)*\")"

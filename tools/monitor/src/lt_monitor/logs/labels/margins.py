@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from lt_monitor.events.records import Record
 from lt_monitor.logs.labels import envelopes
+from lt_shared.lazy_patterns import regex
 
 MINIMUM_LINES = 4
 MINIMUM_SHARE = 0.9
@@ -55,33 +56,29 @@ _KINDS: dict[str, bytes] = {
 # What stands between two parts of a label, and behind the last.
 _PUNCTUATION = rb"(?: {0,60}(?:\|{1,2}|\xe2\x94\x82|>{1,2}|\xe2\x80\xba)|:{1,2}(?=[ \[<({\w\"]|$)|,(?= )| -(?= |$)|\](?= |$))?"
 _COLOUR = rb"(?:\x1b\[[\d;]{0,20}m){0,3}"
-_TOKEN = re.compile(
+_TOKEN = regex(
     _COLOUR + rb"(?:" + rb"|".join(b"(?P<%s>%s)" % (kind.encode(), source) for kind, source in _KINDS.items()) + rb")"
     rb"(?P<punctuation>" + _COLOUR + _PUNCTUATION + rb")(?:\t| {0,60})" + _COLOUR
 )
 # No message of a logger: a line of a traceback, of a stack or of a list.
-_NO_MESSAGE = re.compile(rb"(?: {2,60}|\t)[^\s\d]|Traceback \(most recent call last\)")
-_DIGITS = re.compile(rb"\d+")
-_RANK = re.compile(rb"(?i)\brank[ :=_-]{0,2}(?P<rank>\d{1,7})\b")
-_ALONE = re.compile(rb"\[(?P<rank>\d{1,7})\]")
-_HOST = re.compile(rb"[\[<(]{0,2}(?P<host>[a-z](?=[\w.-]{0,200}\d)[\w-]{0,200}(?:\.[\w-]{1,60}){0,6})(?::\d{1,6})?[\])>]{0,2}")
-_DATE = re.compile(
+_NO_MESSAGE = regex(rb"(?: {2,60}|\t)[^\s\d]|Traceback \(most recent call last\)")
+_DIGITS = regex(rb"\d+")
+_RANK = regex(rb"(?i)\brank[ :=_-]{0,2}(?P<rank>\d{1,7})\b")
+_ALONE = regex(rb"\[(?P<rank>\d{1,7})\]")
+_HOST = regex(rb"[\[<(]{0,2}(?P<host>[a-z](?=[\w.-]{0,200}\d)[\w-]{0,200}(?:\.[\w-]{1,60}){0,6})(?::\d{1,6})?[\])>]{0,2}")
+_DATE = regex(
     rb"(?P<year>\d{4})[-/.](?P<month>\d\d)[-/.](?P<day>\d\d)[T _-]"
     rb"(?P<clock>\d\d:\d\d:\d\d(?:[.,]\d{1,9})?)(?P<zone>Z|[+-]\d\d:?\d\d)?"
 )
-_SECONDS = re.compile(rb"[\[(<]?(?P<seconds>\d{9,10}\.\d{3,9})[\])>]?$")
+_SECONDS = regex(rb"[\[(<]?(?P<seconds>\d{9,10}\.\d{3,9})[\])>]?$")
 # Levels of messages that end nothing.
-_QUIET = re.compile(rb"(?i)(?:trace|debug|info|notice|warn|warning)$")
+_QUIET = regex(rb"(?i)(?:trace|debug|info|notice|warn|warning)$")
 # Words of step lines.
-_NO_LABEL = re.compile(
-    rb"(?i)(?:global[_ ]?)?(?:iter|iteration|step|steps|epoch|batch|loss|lm|consumed|progress)(?:[\d:/.]{1,20})?$"
-)
+_NO_LABEL = regex(rb"(?i)(?:global[_ ]?)?(?:iter|iteration|step|steps|epoch|batch|loss|lm|consumed|progress)(?:[\d:/.]{1,20})?$")
 # A name that needs no punctuation behind it.
-_MARKED = re.compile(rb"[\d/.:-]")
+_MARKED = regex(rb"[\d/.:-]")
 # Names that are no hosts.
-_NO_HOST = re.compile(
-    rb"(?:(?:rank|step|iter|epoch|local_rank|device|default|worker_?id|proc|pid|thread)[_ -]?|gpu|cuda)\d{1,7}$"
-)
+_NO_HOST = regex(rb"(?:(?:rank|step|iter|epoch|local_rank|device|default|worker_?id|proc|pid|thread)[_ -]?|gpu|cuda)\d{1,7}$")
 
 
 _NAMELESS = frozenset({"time", "level", "number"})
@@ -172,7 +169,7 @@ def tokens(line: bytes, begin: int = 0) -> Iterator[Token]:
 
 
 def recognise(lines: Sequence[bytes]) -> Margin | None:
-    """Return the label before nearly all `lines`; None if there is none, or if it may be that of the program's own logger."""
+    """Return the label before nearly all `lines`; None if there is none, or if the program's own logger may print it."""
     filled = [line for line in lines if line.strip()]
     if len(filled) < MINIMUM_LINES:
         return None

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 
 from lt_monitor.events.records import Record
+from lt_shared.lazy_patterns import regex
 
 MAXIMUM_PREFIXES = 6
 MAXIMUM_SPELLINGS = 2
@@ -18,7 +19,7 @@ _ISO_TIME = rb"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:Z|[+-]\d\d:?\d\d
 _MONTH_TIME = rb"(?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec) [ \d]\d \d\d:\d\d:\d\d(?:\.\d{1,9})?"
 _FULL_TIME = rb"[A-Z][a-z]{2} \d{4}-\d\d-\d\d \d\d:\d\d:\d\d(?:\.\d{1,9})? \w{1,5}"
 _COLOUR = rb"(?:\x1b\[[\d;]{0,20}m){0,4}"
-_DIGITS = re.compile(rb"\d+")
+_DIGITS = regex(rb"\d+")
 _HOST = rb"[A-Za-z0-9][\w.-]{0,252}"
 
 _NATIVE = (
@@ -52,7 +53,7 @@ _FOREIGN = (
 
 
 def _compiled(source: bytes) -> re.Pattern[bytes]:
-    return re.compile(_COLOUR + source + _COLOUR)
+    return regex(_COLOUR + source + _COLOUR)
 
 
 def _unnamed(sources: tuple[bytes, ...]) -> bytes:
@@ -63,7 +64,7 @@ _SOURCES = _FOREIGN + _NATIVE
 _PATTERNS = [_compiled(source) for source in _SOURCES]
 _ALL_KINDS, _NATIVE_KINDS = range(len(_SOURCES)), range(len(_FOREIGN), len(_SOURCES))
 _ANY_FOREIGN = _compiled(rb"(?:" + _unnamed(_FOREIGN) + rb")")
-_CHAIN = re.compile(rb"(?:" + _COLOUR + rb"(?:" + _unnamed(_SOURCES) + rb")" + _COLOUR + rb"){1,%d}" % MAXIMUM_PREFIXES)
+_CHAIN = regex(rb"(?:" + _COLOUR + rb"(?:" + _unnamed(_SOURCES) + rb")" + _COLOUR + rb"){1,%d}" % MAXIMUM_PREFIXES)
 
 
 def kinds(line: bytes) -> frozenset[int]:

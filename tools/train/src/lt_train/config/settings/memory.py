@@ -270,9 +270,7 @@ def _check_recompute(recompute: Recompute, parallel: Parallelism, model: Archite
             f"leave layernorm out, or recompute {right}, which is more",
         )
     if recompute.method == "uniform":
-        stages = parallel.interleaving or 1
-        for rank in range(parallel.pipeline):
-            size = parallel.layers_of(rank, model.num_layers) // stages
+        for size in parallel.layers_of_stages(model.num_layers):
             if size % (recompute.layers or 1):
                 yield BadConfig(
                     f"--recompute-num-layers {recompute.layers}: a stage's {size} layers do not divide into such groups",

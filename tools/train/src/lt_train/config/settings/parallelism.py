@@ -1,6 +1,7 @@
 """The parallel layout: tensor, pipeline, context, expert and data parallel sizes."""
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
@@ -11,6 +12,7 @@ from lt_shared import console
 from lt_shared.console import BadConfig, ToolError, UsageError
 from lt_shared.models.architecture import Architecture
 from lt_shared.models.architecture.mixers import MIXERS
+from lt_train.config.settings import pipeline_layout
 from lt_train.process import device, rank_environment
 
 POSITIVE = click.IntRange(min=1)
@@ -70,6 +72,9 @@ OPTIONS = console.section(
         "--decoder-first-pipeline-num-layers", type=POSITIVE, help="Set the number of layers on the first pipeline rank."
     ),
     click.option("--decoder-last-pipeline-num-layers", type=POSITIVE, help="Set the number of layers on the last pipeline rank."),
+    pipeline_layout.EMBEDDING_OPTION,
+    pipeline_layout.LOSS_OPTION,
+    pipeline_layout.LAYOUT_OPTION,
     click.option(
         "--sequence-parallel", is_flag=True, help="Split norms and dropout along the sequence over tensor-parallel ranks."
     ),
@@ -96,7 +101,7 @@ OPTIONS = console.section(
 
 # Option values for one stage per pipeline rank, and for the same number of layers on every rank.
 WITHOUT_VIRTUAL_STAGES = {"num_layers_per_virtual_pipeline_stage": None, "num_virtual_stages_per_pipeline_rank": None}
-EVEN = {"decoder_first_pipeline_num_layers": None, "decoder_last_pipeline_num_layers": None}
+EVEN = {"decoder_first_pipeline_num_layers": None, "decoder_last_pipeline_num_layers": None, **pipeline_layout.EVEN}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,7 +111,8 @@ class Parallelism:
     The data-parallel size is the world size divided by the tensor, pipeline and context parallel sizes.
     `interleaving` is the number of pipeline stages per rank, None for the schedules with one stage per rank.
     `first_stage_layers` and `last_stage_layers` count the layers on the first and last pipeline rank; None divides the layers
-    evenly. `pipeline_schedule` applies without interleaving: 1F1B or zero-bubble.
+    evenly. `stage_layers` has the layers of every stage in the model's order; None if the fields before say them.
+    `pipeline_schedule` applies without interleaving: 1F1B or zero-bubble.
     `tensor_overlap` is None if no option sets it: layers then overlap collectives with GEMMs if they support it.
     `expert` data-parallel ranks hold different experts and replicate all other weights.
     """
@@ -124,6 +130,7 @@ class Parallelism:
     expert: int = 1
     tensor_overlap: bool | None = None
     pipeline_schedule: str = ONE_F_ONE_B
+    stage_layers: tuple[int, ...] | None = None
 
     @property
     def defers_weight_gradients(self) -> bool:
@@ -152,24 +159,36 @@ class Parallelism:
     def padded_vocab_size(self, model: Architecture) -> int:
         return model.padded_vocab_size(VOCABULARY_MULTIPLE, self.tensor)
 
-    def layers_of(self, pipeline_rank: int, layers: int) -> int:
-        """Count the layers on all stages of a pipeline rank in a model of `layers` layers."""
+    def layers_of_stages(self, layers: int) -> tuple[int, ...]:
+        """Return the number of layers of every stage, in the model's order, in a model of `layers` layers."""
+        if self.stage_layers is not None:
+            return self.stage_layers
         set_sizes = {0: self.first_stage_layers or 0, self.pipeline - 1: self.last_stage_layers or 0}
         remaining_layers = layers - sum(set_sizes.values())
         remaining_ranks = self.pipeline - sum(size > 0 for size in set_sizes.values())
-        return set_sizes.get(pipeline_rank) or remaining_layers // remaining_ranks
+        stages = self.interleaving or 1
+        sizes = [set_sizes.get(rank) or remaining_layers // remaining_ranks for rank in range(self.pipeline)]
+        return tuple(size // stages for size in sizes) * stages
+
+    def layers_of(self, pipeline_rank: int, layers: int) -> int:
+        """Count the layers on all stages of a pipeline rank in a model of `layers` layers."""
+        return sum(self.layers_of_stages(layers)[pipeline_rank :: self.pipeline])
 
     def layer_numbers(self, pipeline_rank: int, layers: int) -> list[int]:
         """Return the layers of a pipeline rank, counted from 0. A stage has consecutive layers; ranks take stages in turn."""
-        stages = self.interleaving or 1
-        sizes = [self.layers_of(rank, layers) // stages for rank in range(self.pipeline)]
-        first = sum(sizes[:pipeline_rank])
-        return [stage * sum(sizes) + first + place for stage in range(stages) for place in range(sizes[pipeline_rank])]
+        ends = list(itertools.accumulate(self.layers_of_stages(layers), initial=0))
+        borders = list(itertools.pairwise(ends))[pipeline_rank :: self.pipeline]
+        return [layer for start, stop in borders for layer in range(start, stop)]
 
     @property
     def described(self) -> str:
-        """Describe the layout, for example "tensor 2 x pipeline 2 (3 stages each) x data 4"."""
-        stages = f" ({self.interleaving} stages each)" if self.interleaving else ""
+        """Describe the layout, for example "tensor 2 x pipeline 2 (3 stages each: 1 + 4 x 2 + 1 layers) x data 4"."""
+        stages = f"{self.interleaving} stages each" if self.interleaving else ""
+        if self.stage_layers:
+            runs = [(layers, len(list(stages_alike))) for layers, stages_alike in itertools.groupby(self.stage_layers)]
+            sizes = " + ".join(f"{count} x {layers}" if count > 1 else f"{layers}" for layers, count in runs)
+            stages = f"{stages}: {sizes} layers" if stages else f"{sizes} layers"
+        stages = f" ({stages})" if stages else ""
         context = f" x context {self.context}" if self.context > 1 else ""
         expert = f", experts on {self.expert}" if self.expert > 1 else ""
         return f"tensor {self.tensor} x pipeline {self.pipeline}{stages}{context} x data {self.data}{expert}"
@@ -179,6 +198,7 @@ def resolve_parallelism(options: dict[str, Any], model: Architecture, device_typ
     """Resolve the options. If `ranks` is None, the world size is the launcher's, or the number of ranks that lt-train starts."""
     tensor, pipeline = options["tensor_model_parallel_size"], options["pipeline_model_parallel_size"]
     context, expert = options["context_parallel_size"], options["expert_model_parallel_size"]
+    stage_layers = pipeline_layout.resolve_stage_layers(options, model)
     return Parallelism(
         device=device_type,
         world_size=ranks or _world_size(options, device_type, tensor * pipeline * context * expert),
@@ -187,12 +207,13 @@ def resolve_parallelism(options: dict[str, Any], model: Architecture, device_typ
         sequence=options["sequence_parallel"],
         distributed_optimizer=options["use_distributed_optimizer"],
         context=context,
-        interleaving=_interleaving(options, model.num_layers, pipeline),
+        interleaving=_interleaving(options, model.num_layers, pipeline, stage_layers),
         first_stage_layers=options["decoder_first_pipeline_num_layers"],
         last_stage_layers=options["decoder_last_pipeline_num_layers"],
         expert=expert,
         tensor_overlap=options["tp_comm_overlap"],
         pipeline_schedule=options["pipeline_schedule"],
+        stage_layers=stage_layers,
     )
 
 
@@ -213,8 +234,13 @@ def _world_size(options: dict[str, Any], device_type: str, model_parallel: int) 
     return nodes * ranks
 
 
-def _interleaving(options: dict[str, Any], layers: int, pipeline: int) -> int | None:
-    """Resolve the stages per pipeline rank from one of Megatron's two options. Raises UsageError or BadConfig."""
+def _interleaving(options: dict[str, Any], layers: int, pipeline: int, divided: tuple[int, ...] | None) -> int | None:
+    """Resolve the stages per pipeline rank: of the layers `divided` among the stages, or from one of Megatron's two options.
+
+    Raises UsageError or BadConfig.
+    """
+    if divided:
+        return len(divided) // pipeline if len(divided) > pipeline else None
     stage_layers, stages = options["num_layers_per_virtual_pipeline_stage"], options["num_virtual_stages_per_pipeline_rank"]
     if stage_layers and stages:
         raise UsageError("--num-layers-per-virtual-pipeline-stage and --num-virtual-stages-per-pipeline-rank", "pass one")
@@ -291,6 +317,8 @@ def _check_stages(parallel: Parallelism, layers: int) -> Iterator[ToolError]:
         yield BadConfig("--pipeline-schedule zero-bubble needs a pipeline parallel size above 1", "drop it")
     elif parallel.defers_weight_gradients and parallel.interleaving:
         yield BadConfig("--pipeline-schedule zero-bubble interleaves no stages", "drop it, or the virtual stages")
+    if parallel.stage_layers:
+        return
     stages = parallel.interleaving or 1
     set_sizes = [size for size in (parallel.first_stage_layers, parallel.last_stage_layers) if size]
     remaining, ranks = layers - sum(set_sizes), parallel.pipeline - len(set_sizes)

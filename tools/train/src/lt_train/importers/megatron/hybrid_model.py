@@ -11,12 +11,12 @@ from lt_shared.models import hybrid_pattern
 from lt_shared.models.architecture.sizes import LATENT_ATTENTION
 from lt_shared.models.hybrid_pattern import Pattern
 from lt_train.config.settings.checkpointing import HYBRID
+from lt_train.config.settings.pipeline_layout import layout_text
 from lt_train.importers.effects import Effect
 from lt_train.importers.ledger import Ledger
 
 PROGRAM = "pretrain_hybrid.py"
 OF_PATTERN = "--hybrid-layer-pattern says it"
-STAGES = "lt-train divides the layers evenly among pipeline stages, but for the first and the last"
 UNSCALED = "HybridModel has no scaling of RoPE, and ignores it"
 # Options that count layers of HybridModel: twice the layers of lt-train.
 COUNTS = ("decoder_first_pipeline_num_layers", "decoder_last_pipeline_num_layers", "recompute_num_layers")
@@ -90,15 +90,12 @@ def _stages(ledger: Ledger, pattern: Pattern, key: str, text: str) -> None:
         return
     if len(sizes) % ranks:
         raise BadData(f"the layer pattern {text!r:.80} has {len(sizes)} stages for {ranks} pipeline ranks", "use a multiple")
-    if len(sizes) > ranks > 1:
+    if ranks == 1:
+        return
+    if len(set(sizes)) > 1:
+        ledger.set("pipeline_model_parallel_layout", layout_text(tuple(sizes), _whole(ledger.peek("mtp_num_layers")) or 0), key)
+    elif len(sizes) > ranks:
         ledger.set("num_virtual_stages_per_pipeline_rank", len(sizes) // ranks, key)
-    if ranks == 1 or len(set(sizes)) == 1:
-        return
-    if len(sizes) > ranks or len(set(sizes[1:-1])) > 1:
-        ledger.drop_value(f"{key} stages", "|".join(map(str, sizes)), STAGES, Effect.RUN)
-        return
-    ledger.set("decoder_first_pipeline_num_layers", sizes[0], key)
-    ledger.set("decoder_last_pipeline_num_layers", sizes[-1], key)
 
 
 def _halve(ledger: Ledger, name: str) -> None:

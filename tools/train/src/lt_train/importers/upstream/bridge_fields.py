@@ -100,7 +100,6 @@ ROWS = {
         "the layers are Transformer Engine's then: LayerNorm, GELU, biases, no query groups, no rotary positions",
         "model.use_transformer_engine_full_layer_spec",
     ),
-    (Effect.SPEED, megatron_options.STAGES, "model.virtual_pipeline_model_parallel_size"),
     (
         Effect.RESULT,
         "lt-train computes in one type, not in the types of torch.autocast",

@@ -9,21 +9,24 @@ Parameters have the names and checkpoint shards of megatron-core's GatedDeltaNet
 adds 1 (megatron-core's `out_norm` does if the other norms do). Tensor-parallel ranks divide the heads, and need whole samples.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable
 from typing import Any
 
 import torch
-from megatron.core.dist_checkpointing.mapping import ShardedTensor, ShardedTensorFactory
-from megatron.core.tensor_parallel import copy_to_tensor_model_parallel_region, set_tensor_model_parallel_attributes
+from megatron.core.tensor_parallel import copy_to_tensor_model_parallel_region
 from megatron.core.transformer import TransformerConfig
 from megatron.core.transformer.module import MegatronModule
 from megatron.core.transformer.utils import make_sharded_tensors_for_checkpoint
 from torch import Tensor
-from torch.nn.functional import pad, silu, softplus
+from torch.nn.functional import silu, softplus
 
 from lt_shared.models.architecture import GatedDelta
+from lt_train.config.kernels import FLASH_LINEAR_KIMI
+from lt_train.config.settings.layers import TORCH, TRITON
+from lt_train.kernels import delta_rules
 from lt_train.models import recomputation
 from lt_train.models.linear import Linears, Outputs
+from lt_train.models.mixers.convolution import Convolution, sharded_parameter, split_rows
 from lt_train.models.mixers.core_attention import document_numbers
 from lt_train.models.norms import compiled
 from lt_train.ops.gated_delta_rule import gated_delta_rule
@@ -32,24 +35,27 @@ from lt_train.ops.gated_delta_rule import gated_delta_rule
 class GatedDeltaNet(MegatronModule):  # type: ignore[misc]
     """Mix hidden states [s, b, h] of whole samples; needs no positions.
 
-    The backward pass computes all between the two projections again, because the matrices between the tokens of a chunk take more
-    memory than all other activations of the layer.
+    `kernels` is `Kernels.delta`. flash-linear-attention computes all between the two projections. Without it, the backward pass
+    computes it again, because a chunk's matrices take more memory than all other activations of the layer.
     """
 
-    def __init__(self, config: TransformerConfig, sizes: GatedDelta, linears: Linears):
+    def __init__(self, config: TransformerConfig, sizes: GatedDelta, linears: Linears, kernels: str = TORCH):
         super().__init__(config=config)
-        self.sizes, self.ranks = sizes, config.tensor_model_parallel_size
+        self.sizes, self.ranks, self.kernels = sizes, config.tensor_model_parallel_size, kernels
         heads = sizes.linear_num_value_heads
         self.in_proj = linears.column(config.hidden_size, sizes.projected_size, bias=False)
-        self.conv1d = Convolution(config, sizes.convolved_size, sizes.linear_conv_kernel_dim)
-        self.dt_bias = _sharded(config, heads)
-        self.A_log = _sharded(config, heads)
-        self.gated_norm = GatedNorm(config, sizes.linear_value_head_dim, sizes.output_norm_epsilon or config.layernorm_epsilon)
+        self.conv1d = Convolution(config, sizes.convolved_size, sizes.linear_conv_kernel_dim, has_silu=True)
+        self.dt_bias = sharded_parameter(config, heads)
+        self.A_log = sharded_parameter(config, heads)
+        epsilon = sizes.output_norm_epsilon or config.layernorm_epsilon
+        self.gated_norm = GatedNorm(config, sizes.linear_value_head_dim, epsilon, silu)
         self.out_proj = linears.row(sizes.value_size, config.hidden_size, bias=False)
 
     def forward(self, hidden_states: Tensor, documents: Tensor | None, angles: Tensor | None) -> Outputs:
         """Return [s, b, h], and no bias. `documents` [b, n + 1] are document borders; `angles` is unused."""
         projected, _ = self.in_proj(hidden_states)
+        if self.kernels not in (TRITON, TORCH):
+            return self.out_proj(self._mix_by_kernels(projected, documents))  # type: ignore[no-any-return]
         numbers = None if documents is None else document_numbers(documents, len(projected))
         is_recomputed = self.training and torch.is_grad_enabled()
         return self.out_proj(recomputation.compute(self._mix, is_recomputed, projected, numbers))  # type: ignore[no-any-return]
@@ -65,7 +71,35 @@ class GatedDeltaNet(MegatronModule):  # type: ignore[misc]
         value = value.reshape(*value.shape[:2], -1, sizes.linear_value_head_dim)
         strength, log_decay = compiled(_gates)(betas.transpose(0, 1), alphas.transpose(0, 1), self.A_log, self.dt_bias)
         strength = 2 * strength if sizes.doubles_strength else strength
-        outputs = gated_delta_rule(query, key, value, log_decay, strength, numbers)
+        outputs = gated_delta_rule(query, key, value, log_decay, strength, numbers, by_triton=self.kernels == TRITON)
+        return self.gated_norm(outputs.transpose(0, 1), gates)  # type: ignore[no-any-return]
+
+    def _mix_by_kernels(self, projected: Tensor, documents: Tensor | None) -> Tensor:
+        """Return as `_mix`. The kernels keep their inputs for the backward pass, and compute the chunks' states again."""
+        sizes, heads = self.sizes, self.sizes.linear_num_value_heads // self.ranks
+        keys, values = sizes.key_size // self.ranks, sizes.value_size // self.ranks
+        borders = None if documents is None else delta_rules.borders_of_all_samples(documents, len(projected))
+        *channels, gates, betas, alphas = torch.split(projected, [keys, keys, values, values, heads, heads], dim=-1)
+        # Three convolutions write three tensors; one would write a tensor that the rule has to copy apart.
+        weights = torch.split(self.conv1d.weight, [keys, keys, values])
+        query, key, value = (
+            delta_rules.convolve(delta_rules.in_samples(part, borders), weight, borders)
+            for part, weight in zip(channels, weights, strict=True)
+        )
+        query, key = (part.reshape(*part.shape[:2], -1, sizes.linear_key_head_dim) for part in (query, key))
+        outputs = delta_rules.gated_delta(
+            query,
+            key,
+            value.reshape(*value.shape[:2], -1, sizes.linear_value_head_dim),
+            delta_rules.in_samples(alphas, borders),
+            delta_rules.in_samples(betas, borders),
+            self.A_log,
+            self.dt_bias,
+            sizes.doubles_strength,
+            borders,
+            self.kernels == FLASH_LINEAR_KIMI,
+        )
+        outputs = outputs.reshape(projected.shape[1], len(projected), heads, -1)
         return self.gated_norm(outputs.transpose(0, 1), gates)  # type: ignore[no-any-return]
 
     def sharded_state_dict(
@@ -84,45 +118,19 @@ class GatedDeltaNet(MegatronModule):  # type: ignore[misc]
         return state
 
 
-class Convolution(torch.nn.Module):
-    """The weight [channels of this rank, 1, taps] of a causal convolution of single channels; the last tap is the token's own."""
-
-    def __init__(self, config: TransformerConfig, channels: int, taps: int):
-        super().__init__()
-        self.weight = _sharded(config, channels, 1, taps)
-
-    def forward(self, channels: Tensor, numbers: Tensor | None) -> Tensor:
-        return compiled(convolve)(channels, self.weight, numbers)
-
-    def sharded_state_dict(
-        self, prefix: str = "", sharded_offsets: tuple[Any, ...] = (), metadata: dict[str, Any] | None = None
-    ) -> dict[str, Any]:
-        state = self.state_dict(prefix="", keep_vars=True)
-        sharded: dict[str, Any] = make_sharded_tensors_for_checkpoint(state, prefix, {"weight": 0}, sharded_offsets)
-        return sharded
-
-
 class GatedNorm(torch.nn.Module):
-    """RMSNorm of single heads, times the SiLU of a gate per channel."""
+    """RMSNorm of single heads, times the `activation` of a gate per channel."""
 
-    def __init__(self, config: TransformerConfig, size: int, eps: float):
+    def __init__(self, config: TransformerConfig, size: int, eps: float, activation: Callable[[Tensor], Tensor]):
         super().__init__()
-        self.eps = eps
+        self.eps, self.activation = eps, activation
         self.weight = torch.nn.Parameter(torch.ones(size, dtype=config.params_dtype, device=torch.cuda.current_device()))
 
     def forward(self, heads: Tensor, gates: Tensor) -> Tensor:
         """Return [s, b, heads x d] for `heads` [s, b, heads, d] and `gates` [s, b, heads x d]."""
         # Ranks have different heads, so the gradient of the weight is summed over them.
         weight = copy_to_tensor_model_parallel_region(self.weight)
-        return compiled(_gated_norm)(heads, gates, weight, self.eps)
-
-
-def _sharded(config: TransformerConfig, *shape: int) -> torch.nn.Parameter:
-    """Create a parameter whose first dimension the tensor-parallel ranks divide."""
-    local_shape = (shape[0] // config.tensor_model_parallel_size, *shape[1:])
-    parameter = torch.nn.Parameter(torch.zeros(local_shape, dtype=config.params_dtype, device=torch.cuda.current_device()))
-    set_tensor_model_parallel_attributes(parameter, is_parallel=True, dim=0, stride=1)
-    return parameter
+        return compiled(_gated_norm)(heads, gates, weight, self.eps, self.activation)
 
 
 def _gates(betas: Tensor, alphas: Tensor, log_rates: Tensor, biases: Tensor) -> tuple[Tensor, Tensor]:
@@ -130,44 +138,7 @@ def _gates(betas: Tensor, alphas: Tensor, log_rates: Tensor, biases: Tensor) -> 
     return betas.float().sigmoid(), -log_rates.float().exp() * softplus(alphas.float() + biases.float())
 
 
-def _gated_norm(heads: Tensor, gates: Tensor, weight: Tensor, eps: float) -> Tensor:
+def _gated_norm(heads: Tensor, gates: Tensor, weight: Tensor, eps: float, activation: Callable[[Tensor], Tensor]) -> Tensor:
     wide = heads.float()
     normed = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps) * weight.float()
-    return normed.flatten(-2).mul(silu(gates.float())).to(gates.dtype)
-
-
-def convolve(channels: Tensor, weight: Tensor, numbers: Tensor | None) -> Tensor:
-    """Return the SiLU of the convolution of `channels` [s, b, c] with `weight` [c, 1, taps].
-
-    A tap that reaches into an earlier document counts as zero; `numbers` [s, b] are document numbers.
-    """
-    length, taps = len(channels), weight.shape[-1]
-    output = channels * weight[:, 0, -1]
-    padded = pad(channels, (0, 0, 0, 0, taps - 1, 0))
-    earlier = None if numbers is None else pad(numbers, (0, 0, taps - 1, 0), value=-1)
-    for tap in range(taps - 1):
-        shifted = padded[tap : tap + length]
-        if numbers is not None and earlier is not None:
-            shifted = shifted.masked_fill((earlier[tap : tap + length] != numbers).unsqueeze(-1), 0)
-        output = output + shifted * weight[:, 0, tap]
-    return silu(output)
-
-
-def split_rows(whole: ShardedTensor, rows: Mapping[str, int]) -> ShardedTensorFactory:
-    """Store the consecutive `rows` of this rank's shard of `whole` as tensors of their own, under its key with their names.
-
-    Every part is divided among the ranks alike, so a checkpoint does not depend on their number.
-    """
-    layer_axes = whole.prepend_axis_num
-    rank, ranks = whole.global_offset[layer_axes] // whole.local_shape[0], whole.axis_fragmentations[layer_axes]
-
-    @torch.no_grad()
-    def build(key: str, tensor: Tensor, replica_id: Any, flattened_range: slice | None) -> list[ShardedTensor]:
-        assert flattened_range is None, "flat shards have no rows"
-        parts = zip(rows, torch.split(tensor, list(rows.values())), strict=True)
-        return [
-            ShardedTensor.from_rank_offsets(f"{key}.{name}", part, (0, rank, ranks), replica_id=replica_id)
-            for name, part in parts
-        ]
-
-    return ShardedTensorFactory(whole.key, whole.data, build, torch.cat, whole.replica_id)
+    return normed.flatten(-2).mul(activation(gates.float())).to(gates.dtype)

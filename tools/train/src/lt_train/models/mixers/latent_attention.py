@@ -26,7 +26,7 @@ from torch import Tensor
 from lt_shared.models.architecture import Architecture
 from lt_shared.models.rope_scaling import YarnScaling
 from lt_train.models import recomputation
-from lt_train.models.linear import Linears, Outputs
+from lt_train.models.linear import Linears, Outputs, replicated_linear
 from lt_train.models.mixers import rope
 from lt_train.models.mixers.core_attention import CausalAttention
 from lt_train.models.norms import norm
@@ -43,15 +43,15 @@ class LatentAttention(MegatronModule):  # type: ignore[misc]
         sizes = architecture.latent_attention
         assert sizes is not None
         self.sizes = sizes
-        self.architecture = architecture
+        self.architecture, self.rotates = architecture, architecture.rotates(0)
         heads, hidden = architecture.num_attention_heads, architecture.hidden_size
         if sizes.q_lora_rank is None:
             self.linear_q_proj = linears.column(hidden, architecture.query_size, bias=False)
         else:
-            self.linear_q_down_proj = _replicated_linear(config, hidden, sizes.q_lora_rank)
+            self.linear_q_down_proj = replicated_linear(config, hidden, sizes.q_lora_rank)
             self.q_layernorm = norm(config, sizes.q_lora_rank, LATENT_NORM_EPSILON)
             self.linear_q_up_proj = linears.column(sizes.q_lora_rank, architecture.query_size, bias=False)
-        self.linear_kv_down_proj = _replicated_linear(config, hidden, sizes.kv_lora_rank + sizes.qk_pos_emb_head_dim)
+        self.linear_kv_down_proj = replicated_linear(config, hidden, sizes.kv_lora_rank + sizes.qk_pos_emb_head_dim)
         self.kv_layernorm = norm(config, sizes.kv_lora_rank, LATENT_NORM_EPSILON)
         self.linear_kv_up_proj = linears.column(sizes.kv_lora_rank, heads * (sizes.qk_head_dim + sizes.v_head_dim), bias=False)
         self.core_attention = core_attention
@@ -76,8 +76,11 @@ class LatentAttention(MegatronModule):  # type: ignore[misc]
         query = _split_last(self._query(hidden_states), sizes.query_channels)
         up = _split_last(self.linear_kv_up_proj(self.kv_layernorm(latent))[0], sizes.qk_head_dim + sizes.v_head_dim)
         content, value = torch.split(up, [sizes.qk_head_dim, sizes.v_head_dim], dim=-1)
+        rotated = self._for_all_heads(rotated)
+        if not self.rotates:
+            return query, _with_shared(content, rotated), value
         angles = _cosines_and_sines(self.architecture, len(query), query.device, query.dtype)
-        query, key = _compiled()(query, content, self._for_all_heads(rotated), *angles)
+        query, key = _compiled()(query, content, rotated, *angles)
         return query, key, value
 
     def _query(self, hidden_states: Tensor) -> Tensor:
@@ -98,15 +101,9 @@ class LatentAttention(MegatronModule):  # type: ignore[misc]
         return whole
 
 
-def _replicated_linear(config: TransformerConfig, inputs: int, outputs: int) -> torch.nn.Linear:
-    """Build a linear layer that is replicated on the tensor-parallel ranks. With sequence parallelism they sum its gradient.
-
-    As in TransformerEngine, the projections down to a latent are replicated: they are 2% of the attention weights of DeepSeek-V3,
-    and the latents need not be gathered.
-    """
-    layer = torch.nn.Linear(inputs, outputs, bias=False, dtype=config.params_dtype, device=torch.cuda.current_device())
-    layer.weight.sequence_parallel = config.sequence_parallel  # type: ignore[attr-defined]
-    return layer
+def _with_shared(content: Tensor, shared: Tensor) -> Tensor:
+    """Return keys [s, b, heads, channels] whose last channels are those that all heads have, `shared` [s, b, channels]."""
+    return torch.cat((content, shared.unsqueeze(2).expand(-1, -1, content.shape[2], -1)), dim=-1)
 
 
 def _split_last(tensor: Tensor, size: int) -> Tensor:

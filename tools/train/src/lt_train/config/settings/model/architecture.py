@@ -14,7 +14,7 @@ from lt_shared.models import huggingface, megatron_arguments, presets
 from lt_shared.models.architecture import LARGEST, Architecture, RopeScaling
 from lt_shared.models.huggingface import rope_parameters
 from lt_shared.models.rope_scaling import AnyScaling
-from lt_train.config.settings.model import experts, gated_delta, latent_attention, mup
+from lt_train.config.settings.model import experts, gated_delta, latent_attention, mixer_layers, mup
 
 POSITIVE = click.IntRange(min=1)
 NONE = "none"
@@ -23,10 +23,7 @@ PARTS: tuple[Any, ...] = (experts, latent_attention, gated_delta, mup)
 
 
 def _complete_model(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[Any]:
-    from click.shell_completion import CompletionItem
-
-    names = [CompletionItem(name) for name in presets.PRESETS if name.startswith(incomplete)]
-    return [*names, CompletionItem(incomplete, type="file")]
+    return console.names_and_files(presets.PRESETS, incomplete)
 
 
 OPTIONS = console.section(
@@ -131,6 +128,7 @@ def resolve_architecture(options: dict[str, Any], datasets: tuple[Dataset, ...])
         changes["normalization"] = options["normalization"]
     for part in PARTS:
         changes |= part.changed_fields(options, base, changes)
+    changes |= mixer_layers.changed_fields(base, changes)
     changes["rope_scaling"] = _rope_scaling(options, base)
     changes["vocab_size"] = options["vocab_size"] or _data_vocabulary(datasets) or base.vocab_size
     if changes["vocab_size"] != base.vocab_size and not options["vocab_size"]:
