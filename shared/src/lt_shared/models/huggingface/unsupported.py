@@ -8,7 +8,7 @@ from typing import Any
 
 from lt_shared.console import BadConfig
 
-_STATE_SPACE = "state-space layers of Mamba-1, whose decay differs by channel, and would need a scan of their own: the scan here is Mamba-2's"
+_STATE_SPACE = "state-space layers of Mamba-1, whose decay differs by channel, and would need a scan other than Mamba-2's"
 _SIDE_BY_SIDE = (
     "Mamba-2 and attention side by side in every layer, with multipliers of both and of the MLP, and would need such a layer"
 )
