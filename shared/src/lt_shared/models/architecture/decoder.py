@@ -17,6 +17,7 @@ from lt_shared.models.architecture.latent_attention import LatentAttention
 from lt_shared.models.architecture.mixers import MIXERS
 from lt_shared.models.architecture.short_convolution import ShortConvolution
 from lt_shared.models.architecture.sizes import NEWER, Sizes
+from lt_shared.models.architecture.sparse_attention import SparseAttention
 from lt_shared.models.rope_scaling import RopeScaling
 
 
@@ -89,7 +90,12 @@ class Architecture(Sizes):
         unknown = sorted(set(record) - field_names)
         if unknown:
             raise BadConfig(f"architecture has unknown fields: {', '.join(unknown)}", "it was written by a newer version")
-        kinds = {"latent_attention": LatentAttention, "gated_delta": GatedDelta, "short_convolution": ShortConvolution}
+        kinds = {
+            "latent_attention": LatentAttention,
+            "gated_delta": GatedDelta,
+            "short_convolution": ShortConvolution,
+            "sparse_attention": SparseAttention,
+        }
         scaling = record.get("rope_scaling")
         try:
             parts = {

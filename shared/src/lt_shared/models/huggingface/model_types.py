@@ -41,6 +41,7 @@ from lt_shared.models.huggingface.qwen3_moe import QWEN3_MOE
 from lt_shared.models.huggingface.qwen3_next import QWEN3_NEXT
 from lt_shared.models.huggingface.seed_oss import SEED_OSS
 from lt_shared.models.huggingface.smollm3 import SMOLLM3
+from lt_shared.models.huggingface.sparse_attention import DEEPSEEK_V32, GLM_MOE_DSA
 
 _ALL = (
     LLAMA,
@@ -91,6 +92,8 @@ _ALL = (
     GPT_OSS,
     DEEPSEEK_V2,
     DEEPSEEK_V3,
+    DEEPSEEK_V32,
+    GLM_MOE_DSA,
     KIMI_K2,
     KIMI_LINEAR,
     GLM4_MOE_LITE,
