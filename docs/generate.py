@@ -27,6 +27,7 @@ def main(build: Path) -> None:
         destination = pages / path
         destination.parent.mkdir(parents=True, exist_ok=True)
         destination.write_bytes(content)
+    shutil.copy(links.ROOT / "docs/iframe-worker.js", pages)
     (pages / "man").mkdir()
     for page in described:
         (pages / "man" / f"{page.file_name}.1").write_text(roff.manual_page(page))

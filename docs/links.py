@@ -6,6 +6,7 @@ Markdown lies under repository/, and source files are text under files/.
 
 import os
 import re
+import textwrap
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,6 +15,7 @@ FENCE = re.compile(r"^(```.*?^```$)", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"(?<=\])\(([^()\s]+)\)")
 
 
+TABS = re.compile(r"^<!-- tabs -->\n(.*?)^<!-- /tabs -->\n", re.MULTILINE | re.DOTALL)
 CODE = re.compile(r"(?<!`)(`+)(?!`)(.+?)(?<!`)\1(?!`)")
 
 
@@ -48,8 +50,16 @@ def rewritten(text: str, origin: str, page: str, need: Callable[[str, str], bool
         relative_path = os.path.relpath(site_path(path), os.path.dirname(page) or ".")
         return f"({relative_path}{'#' if anchor else ''}{anchor})"
 
-    parts = FENCE.split(text)
+    parts = FENCE.split(TABS.sub(as_tabs, text))
     return "".join(part if part.startswith("```") else unescaped_pipes(LINK.sub(target, part)) for part in parts)
+
+
+def as_tabs(section: re.Match[str]) -> str:
+    """Return the headings between two comments, which GitHub shows one after the other, as tabs of one section."""
+    _, *tabs = re.split(r"^### (.+)\n", section[1], flags=re.MULTILINE)
+    return "".join(
+        f'=== "{title}"\n{textwrap.indent(content, " " * 4)}' for title, content in zip(tabs[::2], tabs[1::2], strict=True)
+    )
 
 
 def unescaped_pipes(text: str) -> str:

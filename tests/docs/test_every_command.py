@@ -23,9 +23,8 @@ PAGES = {
 # Journals of measurements on GPUs.
 PAGES.pop("tools/train/PERFORMANCE.md")
 PAGES |= {name: (ROOT / name).read_text() for name in ("README.md", "CONTRIBUTING.md")}
-PROGRAM = (
-    r"(?:\w+=\S+ )*(?:lt-[a-z]+|nox|pip|pipx|uv|srun|sbatch|kubectl|torchrun|docker|git|mkdir|curl|\*/\d+ \*|eval|cat|tail) "
-)
+NAMES = r"lt-[a-z]+|nox|pip|pipx|uv|srun|sbatch|kubectl|torchrun|docker|git|mkdir|curl|\*/\d+ \*|eval|env|cat|tail|python3|\."
+PROGRAM = rf"(?:\w+=\S+ )*(?:{NAMES}) "
 TRAIN, CONVERT, MONITOR = "tests/train/test_cli.py", "tests/convert/test_cli.py", "tests/monitor/cli/test_cli.py"
 PREPROCESS, DATASETS = "tests/preprocess/cli/test_tokenize.py", "tests/preprocess/cli/test_datasets.py"
 HERE = "tests/docs/test_every_command.py"
@@ -60,7 +59,8 @@ CANNOT_RUN = {
     r"^\*/\d+ \*": "a line of a crontab; tests/cluster runs one in a real cron",
     r"transformers serve|vllm serve": "needs packages that the tests do not have",
     r"llama3\.1-8b --bf16|llama3-8b --num-layers 8|llama3\.2-1b --bf16": "needs a GPU",
-    r"^eval ": "tests/shared/console/test_shell_completion.py evaluates the same in every shell",
+    r"^(?:python3 -m venv|\. \w+/bin/activate)": "a line before an installation",
+    r"^(?:eval|env) ": "tests/shared/console/test_shell_completion.py evaluates the same in every shell",
 }
 
 

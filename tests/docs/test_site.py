@@ -5,6 +5,8 @@ import re
 import shutil
 import signal
 import subprocess
+import sys
+from importlib import metadata
 from pathlib import Path
 
 import click
@@ -147,6 +149,35 @@ def test_guides_are_text_and_not_links(build: Path) -> None:
         page = (build / f"pages/guides/{guide.name}").read_text()
         assert len(page.split()) > 100, guide
         assert not re.search(r"^\[[^\]]+\]\([^)]+\)$", page, re.MULTILINE)
+
+
+def test_tabs_of_the_site_have_the_commands_of_the_page(build: Path) -> None:
+    source, page = (ROOT / "docs/install.md").read_text(), (build / "pages/install.md").read_text()
+    tabs = re.findall(r'^=== "(.+)"$', page, re.MULTILINE)
+    assert tabs == re.findall(r"^### (.+)$", source, re.MULTILINE) and {"pip", "uv", "pipx", "CPU", "CUDA 12"} <= set(tabs)
+    assert "###" not in page and "tabs" not in page
+    shown = re.findall(r"^ {8}(\S.*)$", page, re.MULTILINE)
+    assert shown == re.findall(r"^ {4}(\S.*)$", source, re.MULTILINE)
+
+
+def test_the_search_needs_no_network(build: Path) -> None:
+    """mkdocs' offline plugin adds a script from the network unless one of that name is set."""
+    (script,) = re.findall(r"^  polyfills: \[(.*iframe-worker.*)\]$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE)
+    assert (build / "pages" / script).is_file()
+
+
+def test_the_requirements_of_the_site_are_enough() -> None:
+    """Of other packages than the tools', the generator imports those of docs/requirements.txt."""
+    script = (
+        "import sys; sys.path.insert(0, sys.argv[1]); import generate; print(*{name.partition('.')[0] for name in sys.modules})"
+    )
+    command = [sys.executable, "-c", script, ROOT / "docs"]
+    modules = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
+    by_module = metadata.packages_distributions()
+    packages = {package.lower() for module in modules for package in by_module.get(module, ()) if not module.startswith("lt_")}
+    required = set((ROOT / "docs/requirements.txt").read_text().split())
+    # What runs in every interpreter of an environment.
+    assert packages - {"setuptools", "coverage", "certifi"} <= required, packages - required
 
 
 def test_every_guide_is_in_the_navigation_and_on_the_first_page() -> None:

@@ -148,7 +148,17 @@ def test_without_cpu_builds_pypi_serves_and_its_size_is_said(environment: Path, 
     assert done.returncode == 0, done.stderr
     assert f"no CPU build to be had from {cpu_builds}\n" in done.stdout
     assert f"torch: torch-{TORCH}-py3-none-any.whl from 127.0.0.1, 5 MB in 2 files\n" in done.stdout
+    assert "PIP_FIND_LINKS=DIRECTORY" in done.stdout
     assert installed(environment) == {f"torch-{TORCH}", f"nvidia_cublas-{CUBLAS}"}
+
+
+@pytest.mark.parametrize("remedy", ["PIP_FIND_LINKS", "PIP_EXTRA_INDEX_URL"])
+def test_the_remedies_without_cpu_builds_take_a_cpu_build(environment: Path, indexes: str, wheels: Path, remedy: str) -> None:
+    place = str(wheels / "cpu/torch") if remedy == "PIP_FIND_LINKS" else f"{indexes}/cpu"
+    done = install_torch(environment, f"{indexes}/pypi", "http://127.0.0.1:9/cpu", **{remedy: place})
+    assert done.returncode == 0, done.stderr
+    assert f"torch-{TORCH}+cpu" in installed(environment)
+    assert "PIP_FIND_LINKS=DIRECTORY" not in done.stdout
 
 
 @pytest.mark.parametrize(("said", "code"), [("No devices were found", 0), ("GPU 0: lost", 15), ("\\377", 0)])
@@ -162,5 +172,5 @@ def test_a_machine_with_a_gpu_takes_pypis_torch(environment: Path, indexes: str)
     add_driver(environment / "bin", "echo 'GPU 0: NVIDIA H200 (UUID: GPU-0)'")
     done = install_torch(environment, f"{indexes}/pypi", f"{indexes}/cpu")
     assert done.returncode == 0, done.stderr
-    assert "CPU build" not in done.stdout
+    assert "CPU build" not in done.stdout and "smaller" not in done.stdout
     assert installed(environment) == {f"torch-{TORCH}", f"nvidia_cublas-{CUBLAS}"}

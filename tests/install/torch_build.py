@@ -23,6 +23,11 @@ CPU_BUILDS = "https://download.pytorch.org/whl/cpu"
 CONSTRAINTS = Path(__file__).resolve().parents[2] / "constraints.txt"
 CPU_BUILD = "+cpu"
 PIP = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--no-input", "install", "-c", str(CONSTRAINTS), "torch"]
+# Beginning to download takes pip longer than reading this.
+SMALLER_BUILD = (
+    "for a smaller download, stop with Ctrl-C, put a wheel of the CPU build into a directory, and repeat the command with"
+    " PIP_FIND_LINKS=DIRECTORY before it, or with PIP_EXTRA_INDEX_URL=MIRROR for a mirror that has it"
+)
 TIMEOUT_SECONDS = 10
 # An index that answers at all tells within this time what it has.
 DEADLINE_SECONDS = 120
@@ -44,6 +49,8 @@ def main(cpu_builds: str = CPU_BUILDS) -> int:
     files = chosen_files()
     if files:
         print(f"torch: {described(files)}", flush=True)
+        if not has_gpu() and CPU_BUILD not in unquote(files[0]):
+            print(f"torch: {SMALLER_BUILD}", flush=True)
     return subprocess.run(PIP).returncode
 
 

@@ -20,7 +20,7 @@ from lt_convert.commands.conversion import Request, convert
 from lt_shared.contracts import manifest
 from lt_shared.data import indexed_dataset
 from lt_shared.models import huggingface
-from lt_shared.models.architecture import Architecture, GatedDelta
+from lt_shared.models.architecture import Architecture, GatedDelta, Mamba
 from lt_shared.models.presets import preset
 
 SEQUENCE = 64
@@ -38,6 +38,7 @@ def small(name: str, **changes: Any) -> Architecture:
 
 # transformers saves the three parts of the convolution as if they were equal.
 EVEN = dataclasses.replace(preset("tiny-olmo-hybrid").gated_delta or GatedDelta((0,)), linear_value_head_dim=24)
+LARGE_STEPS = dataclasses.replace(preset("tiny-nemotron-h").mamba or Mamba((0,), 8), least_step=1.3)
 ARCHITECTURES = {
     "olmo2": small("tiny-olmo2"),
     "olmo3": small("tiny-olmo3", sliding_window=WINDOW),
@@ -62,6 +63,9 @@ ARCHITECTURES = {
     "qwen3.5-moe": small("tiny-qwen3.5-moe"),
     "lfm2": small("tiny-lfm2"),
     "lfm2-moe": small("tiny-lfm2-moe", moe_ffn_hidden_size=48),
+    # Some time steps are smaller than the least one.
+    "nemotron-h": small("tiny-nemotron-h", mamba=LARGE_STEPS),
+    "nemotron-h-moe": small("tiny-nemotron-h-moe", moe_ffn_hidden_size=48, moe_shared_expert_intermediate_size=96),
     "olmoe": small("tiny-olmoe"),
     "minimax-m2": small("tiny-minimax-m2"),
     "seed-oss": small("tiny-seed-oss"),
@@ -132,7 +136,7 @@ def test_the_loss_is_transformers_and_the_weights_come_back(name: str, tmp_path:
     assert all(torch.equal(there[key], back[key]) for key in there)
 
 
-@pytest.mark.parametrize("name", ["qwen3-next", "olmo-hybrid", "lfm2", "kimi-linear"])
+@pytest.mark.parametrize("name", ["qwen3-next", "olmo-hybrid", "lfm2", "kimi-linear", "nemotron-h"])
 def test_a_state_begins_anew_with_every_document(name: str, tmp_path: Path) -> None:
     """Three documents in a sample, one longer than a chunk: loss and gradient of transformers, which computes each alone."""
     model = random_model(ARCHITECTURES[name])

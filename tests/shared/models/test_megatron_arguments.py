@@ -55,8 +55,8 @@ def _delta(**changes: Any) -> dict[str, Any]:
     [
         ({"position_embedding_type": "none"}, "position embedding type 'none'"),
         (
-            {"position_embedding_type": "none", "hybrid_override_pattern": "M-M*-"},
-            r"layer 0 of the layer pattern 'M-M\*-' is a state-space layer",
+            {"position_embedding_type": "none", "hybrid_override_pattern": "G-M*-"},
+            r"layer 0 of the layer pattern 'G-M\*-' is a gated delta layer",
         ),
         (
             {"linear_attention_freq": 4},

@@ -158,6 +158,7 @@ def test_ctrl_c_saves_and_says_what_continues(tmp_path: Path, dataset: Dataset) 
     ended = pseudo_terminal.run(command(*arguments), environment=environment(), on_output=interrupt)
     assert ended.code == ExitCode.INTERRUPTED, ended.shown
     assert "interrupted; this continues the run: lt-train --model tiny" in " ".join(ended.shown.split()), ended.shown
+    assert "starting: importing PyTorch" in ended.shown
     assert "Traceback" not in ended.shown
     (checkpoint,) = checkpoint_layout.checkpoints(run_directory)
     assert checkpoint_layout.damage(checkpoint) is None

@@ -96,7 +96,7 @@ def test_layouts_are_put_in_the_order_of_their_measured_speeds() -> None:
     layouts = [
         candidate.config.parallelism
         for candidate in (choice.best, *choice.alternatives)
-        if candidate.config.memory.recompute is None
+        if candidate.config.memory.recompute is None and candidate.config.parallelism.interleaving is None
     ]
     fastest = max(shares, key=shares.__getitem__)
     assert (fastest, layouts[0].described) == ("data", "tensor 1 x pipeline 1 x data 2")
@@ -107,6 +107,17 @@ def test_layouts_are_put_in_the_order_of_their_measured_speeds() -> None:
         ("tensor 1 x pipeline 2 x data 1", 5),
         ("tensor 1 x pipeline 2 x data 1", None),
     ]
+
+
+def test_a_deep_pipeline_has_several_stages_per_rank() -> None:
+    """126 layers with the embedding and the loss divide among 64 stages of 16 ranks."""
+    sized = ("--seq-length", "8192", "--global-batch-size", "512")
+    choice = on_gpus("llama3.1-405b", "h100-80gb", 128, 8, *sized)
+    parallel = choice.best.config.parallelism
+    assert (parallel.pipeline, parallel.interleaving, parallel.stage_layers) == (16, 4, (1, *[2] * 62, 1))
+    assert choice.best.pipeline_work.share_left > 0.95
+    words = ["--model", "llama3.1-405b", *sized, *BF16, "--ranks", "1024", *choice.best.flags]
+    assert assembled(words).parallelism.described == parallel.described
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from lt_convert.formats.megatron import torch_dist
 from lt_convert.tensors.source_files import Files
 from lt_shared.console import BadData
 from lt_shared.models.architecture import Architecture, LatentAttention
+from lt_shared.models.presets import preset
 
 needs_hybrid_model = pytest.mark.skipif(
     tuple(map(int, metadata.version("megatron-core").split(".")[:2])) < (0, 19),
@@ -136,11 +137,26 @@ def test_arguments_alone_describe_the_model(hybrid: Path, models: dict[str, Path
     assert checkpoint_comparison.compare(str(tmp_path / "back"), str(models["grouped"]))["same"]
 
 
+@pytest.mark.parametrize(("name", "old_name"), [("tiny-nemotron-h", True), ("tiny-nemotron-h-moe", False)])
+def test_layers_of_one_part(name: str, old_name: bool, write_model: Callable[..., Path], tmp_path: Path) -> None:
+    """Mamba-2, attention and MLPs alone, with the arguments of Megatron-LM's own checkpoints."""
+    model = write_model(tmp_path / "model", preset(name))
+    hybrid = Path(convert(Request(str(model), "megatron-hybrid", str(tmp_path / "run"))).path)
+    arguments = vars(torch.load(hybrid / "common.pt", weights_only=False)["args"])
+    pattern = {"tiny-nemotron-h": "M-M*M-", "tiny-nemotron-h-moe": "MEM*ME"}[name]
+    assert (arguments["hybrid_layer_pattern"], arguments["num_layers"]) == (pattern, 6)
+    assert arguments["position_embedding_type"] == "none"
+    assert "decoder.layers.3.self_attention.linear_proj.weight" in stored_values(hybrid)
+    old = {"hybrid_layer_pattern": None, "hybrid_override_pattern": pattern, "is_hybrid_model": True}
+    rewrite_arguments(hybrid, **(old if old_name else {}))
+    convert(Request(str(hybrid), "hf", str(tmp_path / "back")))
+    assert checkpoint_comparison.compare(str(tmp_path / "back"), str(model))["same"]
+
+
 @pytest.mark.parametrize(
     ("pattern", "reason"),
     [
-        ("*-M-*-", r"layer 2 of the layer pattern '\*-M-\*-' is a state-space layer \(Mamba-2\)"),
-        ("G-*-*-", r"layer 0 of .* is a gated delta layer"),
+        ("G-*-*-", r"layer 0 of the layer pattern 'G-\*-\*-' is a gated delta layer"),
         ("*-D-*-", r"layer 2 of .* is sparse attention with an indexer"),
         ("*-*-*-/*-/*-", r"multi-token prediction layers"),
         ("**--*-", r"not attention and an MLP in turns"),

@@ -144,6 +144,16 @@ def test_a_hang_that_the_time_limit_ended_names_the_suspect(tool: Tool, tmp_path
     assert (cause["fault"], code) == ("time-limit", 75)
 
 
+def test_steps_between_the_time_limit_and_the_kill_hide_nothing(tool: Tool, tmp_path: Path) -> None:
+    """A trainer that ignores SIGTERM makes steps until Slurm kills it; a later attempt of the same log makes more."""
+    bar = "Epoch 10:  93%|x | {}/20000 [5:43:21<25:19,  0.90it/s]\n"
+    limit = "slurmstepd: error: *** STEP 77.0 ON n1 CANCELLED AT 2026-01-01T00:00:00 DUE TO TIME LIMIT ***\n"
+    cause, code = cause_of(tool, tmp_path, bar.format(1) + bar.format(2) + limit + bar.format(3) + bar.format(4) + bar.format(5))
+    assert (cause["fault"], code) == ("time-limit", 75)
+    cause, _ = cause_of(tool, tmp_path, limit + "".join(map(bar.format, range(400))))
+    assert cause["fault"] is None
+
+
 def test_logs_of_ranks_are_one_job(tool: Tool, tmp_path: Path) -> None:
     (tmp_path / "slurm-1_0.out").write_text(STEPS + GONE.format(0) + NCCL.format(0, 0, 7))
     (tmp_path / "slurm-1_1.out").write_text(STEPS + "[rank1]: RuntimeError: CUDA error: uncorrectable ECC error encountered\n")

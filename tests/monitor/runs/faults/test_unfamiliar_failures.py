@@ -10,6 +10,7 @@ from lt_monitor.runs.faults.tail_cause import tail_cause
 
 # The end of a log, its fault, its exit code, and a part of the message.
 ENDINGS: list[tuple[str, str, int, str]] = [
+    ("[09:18][7] Stopping training due to lack of heartbeats from the sampler\n", "unknown", 1, "lack of heartbeats"),
     (
         "ERROR: LoadError: BoundsError: attempt to access 3-element Vector{Int64} at index [7]\nStacktrace:\n [1] getindex\n",
         "traceback",
@@ -149,6 +150,8 @@ def test_the_cause(text: str, fault: str, code: int, message: str, tmp_path: Pat
         "git: using revision abc1234",
         "cp: 2",
         "rm: 'mean' 0.5",
+        "Stopping training because the validation loss does not improve any more",
+        "Stopping training due to early stopping at step 400",
     ],
 )
 def test_a_line_of_a_program_that_goes_on(line: str, tmp_path: Path) -> None:

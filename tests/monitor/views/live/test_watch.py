@@ -2,7 +2,6 @@
 
 import io
 import os
-import sys
 import threading
 from pathlib import Path
 
@@ -15,7 +14,7 @@ from lt_monitor.runs.speed import RunFacts
 from lt_monitor.views.live import reader, watch
 from lt_monitor.views.live import screen as drawing
 from lt_monitor.views.live.view import View
-from lt_shared.console import BadData, NoInput, UsageError
+from lt_shared.console import BadData, UsageError
 
 LOGS = Path(__file__).parents[2] / "samples"
 STEP = {"step": 2, "loss": 2.0, "step_seconds": 60.0}
@@ -76,14 +75,28 @@ def test_texts_from_logs_are_shown_as_text() -> None:
     assert "[red]x[/red]" in shown
 
 
-def test_what_cannot_be_watched(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_what_cannot_be_watched() -> None:
     with pytest.raises(UsageError, match="standard input can be read only once"):
         watch.watch(["-"], RunFacts(), 1)
     with pytest.raises(UsageError, match="needs a terminal"):
         watch.watch([str(LOGS / "lt_train.log")], RunFacts(), 1)
-    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
-    with pytest.raises(NoInput, match="no such file"):
-        watch.watch([str(tmp_path / "missing.log")], RunFacts(), 1)
+
+
+def test_a_run_is_watched_before_it_has_a_directory(tmp_path: Path) -> None:
+    """As when lt-train was started in another terminal a moment ago, or its job is queued."""
+    directory = tmp_path / "run1"
+    (tmp_path / "run2").mkdir()
+    logs = reader.Logs([str(directory)], RunFacts())
+    logs.look_or_wait()
+    shown = screen(logs.views, trouble=logs.trouble)
+    assert f"waiting for a log: {directory}: no such file" in shown.replace("\n", "") and "did you mean" in shown
+    directory.mkdir()
+    logs.look_again()
+    assert logs.is_waiting and "no log in this directory" in str(logs.trouble)
+    (directory / "train.log").write_text("lt-train: starting\n")
+    logs.look_again()
+    assert (logs.is_waiting, logs.trouble, len(logs.views)) == (False, None, 1)
+    assert "starting" in screen(logs.views)
 
 
 def test_a_log_that_goes_away_leaves_what_was_seen(tmp_path: Path) -> None:

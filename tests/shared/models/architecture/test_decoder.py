@@ -124,6 +124,12 @@ def test_flops_of_every_family_are_those_that_torch_counts(name: str, monkeypatc
         monkeypatch.setattr(module, "causal_conv1d_fn", lambda channels, *arguments, **options: channels)
         convolution = shape.short_convolution
         between_projections = 6 * len(convolution.layers) * convolution.taps * shape.hidden_size
+    if shape.mamba:
+        module, mamba = sys.modules[type(model).__module__], shape.mamba
+        monkeypatch.setattr(module, "mamba2_chunk_scan", lambda values, *arguments, **options: values)
+        monkeypatch.setattr(module, "causal_conv1d_fn", lambda channels, *arguments, **options: channels)
+        per_layer = 7 * mamba.state_size // 2 + mamba.taps * mamba.convolved_size
+        between_projections = 6 * len(mamba.layers) * per_layer
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         model(torch.arange(length)[None], use_cache=False)
     attention_layers = sum(len(layers) for mixer, layers in shape.mixers.items() if MIXERS[mixer].has_scores)

@@ -14,6 +14,7 @@ from lt_shared.models import rope_scaling as scalings
 from lt_shared.models.architecture import flops, mlps
 from lt_shared.models.architecture.gated_delta import GatedDelta
 from lt_shared.models.architecture.latent_attention import LatentAttention
+from lt_shared.models.architecture.mamba import Mamba
 from lt_shared.models.architecture.mixers import MIXERS
 from lt_shared.models.architecture.short_convolution import ShortConvolution
 from lt_shared.models.architecture.sizes import NEWER, Sizes
@@ -90,12 +91,8 @@ class Architecture(Sizes):
         unknown = sorted(set(record) - field_names)
         if unknown:
             raise BadConfig(f"architecture has unknown fields: {', '.join(unknown)}", "it was written by a newer version")
-        kinds = {
-            "latent_attention": LatentAttention,
-            "gated_delta": GatedDelta,
-            "short_convolution": ShortConvolution,
-            "sparse_attention": SparseAttention,
-        }
+        kinds: dict[str, Any] = {"latent_attention": LatentAttention, "gated_delta": GatedDelta}
+        kinds |= {"short_convolution": ShortConvolution, "mamba": Mamba, "sparse_attention": SparseAttention}
         scaling = record.get("rope_scaling")
         try:
             parts = {

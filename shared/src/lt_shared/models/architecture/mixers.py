@@ -8,6 +8,8 @@ from lt_shared.models.architecture.sizes import (
     GATED_DELTA,
     KIMI_DELTA,
     LATENT_ATTENTION,
+    MAMBA,
+    NO_MIXER,
     SHORT_CONVOLUTION,
     SPARSE_ATTENTION,
     Sizes,
@@ -163,6 +165,33 @@ def _short_convolution_divided(model: Sizes) -> dict[str, int]:
     return {"channels of short convolutions": model.hidden_size}
 
 
+def _mamba_weights(model: Sizes) -> int:
+    mamba = model.mamba
+    assert mamba is not None
+    return model.hidden_size * (mamba.projected_size + mamba.inner_size) + mamba.taps * mamba.convolved_size
+
+
+def _mamba_vectors(model: Sizes) -> int:
+    """A_log, D and a bias of the time step per head, the output's norm, and the bias of the convolution."""
+    mamba = model.mamba
+    assert mamba is not None
+    return 3 * mamba.mamba_num_heads + mamba.inner_size + (mamba.convolved_size if mamba.convolution_bias else 0)
+
+
+def _mamba_divided(model: Sizes) -> dict[str, int]:
+    assert model.mamba is not None
+    return {"groups of Mamba heads": model.mamba.mamba_num_groups}
+
+
+def _mamba_products(model: Sizes) -> int:
+    """Half of seven per number of the state: Megatron-LM counts 7 FLOPs for each (`mamba_layer_flops` of its training.py).
+
+    A scan in chunks multiplies more often.
+    """
+    assert model.mamba is not None
+    return 7 * model.mamba.state_size // 2
+
+
 MIXERS = {
     ATTENTION: Mixer(_attention_weights, _attention_vectors, _attention_divided, _attention_shared),
     LATENT_ATTENTION: Mixer(_latent_attention_weights, _latent_attention_vectors, _latent_attention_divided, _none_shared),
@@ -200,4 +229,14 @@ MIXERS = {
         has_scores=False,
         splits_samples=False,
     ),
+    MAMBA: Mixer(
+        _mamba_weights,
+        _mamba_vectors,
+        _mamba_divided,
+        _none_shared,
+        has_scores=False,
+        splits_samples=False,
+        products=_mamba_products,
+    ),
+    NO_MIXER: Mixer(lambda model: 0, lambda model: 0, _none_shared, _none_shared, has_scores=False),
 }

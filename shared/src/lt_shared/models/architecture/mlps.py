@@ -11,6 +11,8 @@ XIELU_NUMBERS = {"alpha_p": math.log(math.expm1(0.8)), "alpha_n": math.log(math.
 
 def weights(model: Sizes, layer: int, experts: int) -> int:
     """Factors of a GEMM: of a feed-forward layer, or of a router, a shared expert and `experts` experts."""
+    if not model.has_mlp(layer):
+        return 0
     matrices = 3 if model.is_gated else 2
     if not model.has_experts(layer):
         return matrices * model.hidden_size * model.ffn_hidden_size
@@ -27,6 +29,8 @@ def biases(model: Sizes, layer: int, experts: int) -> int:
     """Return the number of biases in a layer's MLP, and of the numbers that its activation learns."""
     if model.family == "gpt":
         return model.ffn_hidden_size + model.hidden_size
+    if not model.has_mlp(layer):
+        return 0
     if not model.add_bias_linear:
         return 2 if model.activation == "xielu" else 0
     if model.has_experts(layer):

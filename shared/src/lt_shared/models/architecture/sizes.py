@@ -9,9 +9,10 @@ from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from lt_shared.console import BadConfig
-from lt_shared.models.architecture import experts, short_convolution, sparse_attention
+from lt_shared.models.architecture import experts, mamba, mixer_layers, short_convolution, sparse_attention
 from lt_shared.models.architecture.gated_delta import GatedDelta, check_gates
 from lt_shared.models.architecture.latent_attention import LatentAttention
+from lt_shared.models.architecture.mamba import Mamba
 from lt_shared.models.architecture.short_convolution import ShortConvolution
 from lt_shared.models.architecture.sparse_attention import SparseAttention
 from lt_shared.models.rope_scaling import AnyScaling, LongRopeScaling, YarnScaling, check_counts, check_numbers
@@ -33,7 +34,9 @@ QkNorm = Literal["head", "all_heads"]
 # Kinds of mixers (`lt_shared.models.architecture.mixers`).
 ATTENTION, LATENT_ATTENTION, SPARSE_ATTENTION = "attention", "latent_attention", "sparse_attention"
 GATED_DELTA, KIMI_DELTA = "gated_delta", "kimi_delta"
-SHORT_CONVOLUTION = "short_convolution"
+SHORT_CONVOLUTION, MAMBA = "short_convolution", "mamba"
+# Of a layer that is an MLP alone.
+NO_MIXER = "no_mixer"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,9 +48,10 @@ class Sizes:
     window if it differs from `rotary_base`; these layers then have no scaling either. With `no_rope_freq` n, every n-th layer
     rotates nothing. `softmax_scale` replaces the inverse root of the head size. `attention_sinks` gives every head a learned
     logit that takes part in the softmax and is then dropped. With `attention_output_gate`, every channel of attention's output is
-    multiplied by the sigmoid of a projection. The layers of `gated_delta` have a recurrent state in place of attention, and
-    the layers of `short_convolution` have a convolution of a few tokens. With `sparse_attention`, an indexer chooses the tokens
-    that each query of latent attention sees.
+    multiplied by the sigmoid of a projection. The layers of `gated_delta` and `mamba` have a recurrent state in place of
+    attention, and the layers of `short_convolution` a convolution of a few tokens. With `mlp_layers`, each layer has one part:
+    these layers are an MLP alone, and all others a mixer alone (Nemotron-H). With `sparse_attention`, an indexer
+    chooses the tokens that each query of latent attention sees.
     `qk_layernorm_after_rope` normalizes queries and keys behind the rotation (Hunyuan). With `query_temperature_beta` b, a query
     at position p is multiplied by 1 + b log(1 + floor(p / the original positions of YaRN)) (Ministral 3).
     `add_bias_linear` gives biases to the router and to all linear layers, QKV included; `add_qkv_bias` is then False.
@@ -137,6 +141,8 @@ class Sizes:
     attention_output_gate: bool = False
     gated_delta: GatedDelta | None = None
     short_convolution: ShortConvolution | None = None
+    mamba: Mamba | None = None
+    mlp_layers: tuple[int, ...] = ()
     sparse_attention: SparseAttention | None = None
 
     def __post_init__(self) -> None:
@@ -157,6 +163,8 @@ class Sizes:
             if getattr(self, field) not in words:
                 raise TypeError(f"{field} is {getattr(self, field)!r:.40}, must be {' or '.join(words)}")
         self._set_head_size()
+        # A record has a list.
+        object.__setattr__(self, "mlp_layers", tuple(self.mlp_layers))
         if self.num_attention_heads % self.num_query_groups:
             raise BadConfig(f"{self.num_attention_heads} attention heads do not split into {self.num_query_groups} query groups")
         if self.family == "llama" and self.rotary_channels % 2:
@@ -202,6 +210,8 @@ class Sizes:
         self._check_layer_style()
         check_gates(self, self.num_layers, self.gated_delta)
         short_convolution.check(self, self.short_convolution)
+        mixer_layers.check_single_parts(self.mlp_layers, self)
+        mamba.check(self, self.mamba)
         sparse_attention.check(self, self.sparse_attention)
         latent = self.latent_attention
         if latent is None:
@@ -239,7 +249,7 @@ class Sizes:
         if self.normalization == "RMSNorm" and self.gated_linear_unit:
             return
         features = {
-            "experts": self.num_experts,
+            "experts": self.num_experts and not self.mlp_layers,
             "multi-token prediction": self.mtp_num_layers,
             "latent attention": self.latent_attention,
         }
@@ -285,7 +295,11 @@ class Sizes:
 
     def has_experts(self, layer: int) -> bool:
         """Whether the layer of this index, from 0, has experts. Multi-token prediction layers come from `num_layers` on."""
-        return self.num_experts is not None and layer >= self.moe_first_dense_layers
+        return self.num_experts is not None and layer >= self.moe_first_dense_layers and self.has_mlp(layer)
+
+    def has_mlp(self, layer: int) -> bool:
+        """Whether the layer of this index, from 0, has an MLP or experts, beside a mixer or alone."""
+        return not self.mlp_layers or layer in self.mlp_layers
 
     @functools.cached_property
     def mixers(self) -> Mapping[str, Sequence[int]]:
@@ -293,8 +307,9 @@ class Sizes:
         latent = SPARSE_ATTENTION if self.sparse_attention else LATENT_ATTENTION
         attention = latent if self.latent_attention else ATTENTION
         delta_kind = KIMI_DELTA if self.gated_delta and self.gated_delta.decays_channels else GATED_DELTA
-        parts = {delta_kind: self.gated_delta, SHORT_CONVOLUTION: self.short_convolution}
+        parts = {delta_kind: self.gated_delta, SHORT_CONVOLUTION: self.short_convolution, MAMBA: self.mamba}
         others = {kind: part.layers for kind, part in parts.items() if part is not None}
+        others |= {NO_MIXER: self.mlp_layers} if self.mlp_layers else {}
         if not others:
             return {attention: range(self.num_layers)}
         taken = {layer for layers in others.values() for layer in layers}
@@ -349,7 +364,7 @@ class Sizes:
     @property
     def norms_of_layer(self) -> int:
         """The number of norms in the residual stream of a layer."""
-        return 1 if self.parallel_layers else 4 if self.norm_placement == "both" else 2
+        return 1 if self.parallel_layers or self.mlp_layers else 4 if self.norm_placement == "both" else 2
 
 
 _FIELDS = [field.name for field in dataclasses.fields(Sizes)]

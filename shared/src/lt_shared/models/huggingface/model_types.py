@@ -32,6 +32,7 @@ from lt_shared.models.huggingface.minimax_m2 import MINIMAX_M2
 from lt_shared.models.huggingface.ministral3 import MINISTRAL3
 from lt_shared.models.huggingface.mistral3 import MISTRAL3
 from lt_shared.models.huggingface.mistral4 import MISTRAL4
+from lt_shared.models.huggingface.nemotron_h import NEMOTRON_H
 from lt_shared.models.huggingface.olmo import OLMO, OLMO2, OLMO3, OLMOE
 from lt_shared.models.huggingface.olmo_hybrid import OLMO_HYBRID
 from lt_shared.models.huggingface.phi3 import PHI3, architecture_without_usual_factor
@@ -102,6 +103,7 @@ _ALL = (
     DOTS1,
     LFM2,
     LFM2_MOE,
+    NEMOTRON_H,
     GPT2,
 )
 _TYPES = {kind.name: kind for kind in _ALL}

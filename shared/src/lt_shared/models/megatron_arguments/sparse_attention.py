@@ -1,7 +1,7 @@
 """Sparse attention as the arguments of megatron-core's DSA, and back.
 
-megatron-core rotates the indexer's queries and keys by a Hadamard matrix (`dsa_indexer_rotate_activation`), which changes no score
-but for rounding, so the argument is not read.
+megatron-core rotates the indexer's queries and keys by a Hadamard matrix (`dsa_indexer_rotate_activation`), which changes no
+score but for rounding, so the argument is not read.
 """
 
 from collections.abc import Mapping

@@ -23,6 +23,7 @@ from lt_shared.models.presets.kimi_linear import KIMI_LINEAR
 from lt_shared.models.presets.lfm2 import LFM2
 from lt_shared.models.presets.minimax_m2 import MINIMAX_M2
 from lt_shared.models.presets.ministral3 import MINISTRAL3
+from lt_shared.models.presets.nemotron_h import NEMOTRON_H
 from lt_shared.models.presets.olmo import OLMO
 from lt_shared.models.presets.phi3 import PHI3
 from lt_shared.models.presets.qwen3_moe import QWEN3_MOE
@@ -54,6 +55,7 @@ _ALL = (
     *APERTUS,
     *ADJACENT_PAIRS,
     *LFM2,
+    *NEMOTRON_H,
 )
 PRESETS = {architecture.name: architecture for architecture in _ALL}
 

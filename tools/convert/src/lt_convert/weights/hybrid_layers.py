@@ -11,7 +11,7 @@ from lt_convert.weights.placeholders import OF_LAYERS, mixer_of, mlp_of
 Value = TypeVar("Value")
 LAYERS = "decoder.layers."
 # Parts of a block's mixer. The block's MLP has all other parts.
-OF_MIXER = ("input_layernorm", "self_attention")
+OF_MIXER = ("input_layernorm", "self_attention", "mixer")
 FINAL_NORM, FINAL_NORM_OF_GPT = "decoder.final_norm", "decoder.final_layernorm"
 
 

@@ -93,8 +93,9 @@ def _numbers(layer: int, architecture: Architecture) -> dict[str, int]:
     if layer >= architecture.num_layers:
         return {MTP_LAYER: layer, MTP: layer - architecture.num_layers}
     mlp = EXPERT_LAYER if architecture.has_experts(layer) else DENSE_LAYER
-    layers = (LAYER, mlp, layer_with(architecture.mixer(layer)))
-    mixer_position, mlp_position = hybrid_pattern.positions(layer)
+    mlps = (mlp,) if architecture.has_mlp(layer) else ()
+    layers = (LAYER, *mlps, layer_with(architecture.mixer(layer)))
+    mixer_position, mlp_position = hybrid_pattern.positions(layer, bool(architecture.mlp_layers))
     return {
         **dict.fromkeys(layers, layer),
         **dict.fromkeys(map(mixer_of, layers), mixer_position),

@@ -6,6 +6,7 @@ written or read, and the model and the optimizer stay unchanged.
 """
 
 import dataclasses
+import functools
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -19,7 +20,7 @@ from lt_shared.models import hybrid_pattern
 
 # The layer's number is missing if all layers are stored in one tensor, with the layers as its first axis.
 _LAYER = re.compile(r"(?P<stem>.*\bdecoder\.layers)\.(?:(?P<number>\d+)\.)?(?P<part>.+)")
-_OF_MIXER = ("input_layernorm.", "self_attention.")
+_OF_MIXER = ("input_layernorm.", "self_attention.", "mixer.")
 _LAST_NORM = "decoder.final_layernorm."
 _EXTRA_STATE = "output_layer._extra_state"
 
@@ -29,9 +30,12 @@ def has_hybrid_layers(directory: Path) -> bool:
     return checkpoint_layout.has_hybrid_layers((directory / ".metadata").read_bytes())
 
 
-def name_layers(sharded: dict[str, Any]) -> None:
-    """Change every tensor and object in `sharded`, the state to save or to load, to HybridModel's, in place."""
-    dict_list_map_inplace(_change, sharded)
+def name_layers(sharded: dict[str, Any], has_single_parts: bool) -> None:
+    """Change every tensor and object in `sharded`, the state to save or to load, to HybridModel's, in place.
+
+    `has_single_parts`: every layer of the model is a mixer or an MLP alone (`Architecture.mlp_layers`).
+    """
+    dict_list_map_inplace(functools.partial(_change, has_single_parts=has_single_parts), sharded)
 
 
 def add_extra_state(model: dict[str, Any]) -> None:
@@ -44,9 +48,9 @@ def add_extra_state(model: dict[str, Any]) -> None:
         model[_EXTRA_STATE] = dataclasses.replace(objects[-1], key=_EXTRA_STATE, global_shape=(1,), global_offset=(0,))
 
 
-def _change(entry: Any) -> Any:
+def _change(entry: Any, has_single_parts: bool) -> Any:
     if isinstance(entry, ShardedTensorFactory):
-        entry.build_fn = _changed_parts(entry.build_fn)
+        entry.build_fn = _changed_parts(entry.build_fn, has_single_parts)
         return entry
     if not isinstance(entry, ShardedTensor | ShardedObject):
         return entry
@@ -55,18 +59,18 @@ def _change(entry: Any) -> Any:
         entry.key = entry.key.replace(_LAST_NORM, "decoder.final_norm.")
         return entry
     layer = entry.global_offset[0] if match["number"] is None else int(match["number"])
-    mixer, mlp = hybrid_pattern.positions(layer)
+    mixer, mlp = hybrid_pattern.positions(layer, has_single_parts)
     position = mixer if match["part"].startswith(_OF_MIXER) else mlp
     entry.key = f"{match['stem']}.{position}.{match['part']}"
     return entry if match["number"] is not None else _without_layer_axis(entry)
 
 
-def _changed_parts(build: Callable[..., Any]) -> Callable[..., Any]:
+def _changed_parts(build: Callable[..., Any], has_single_parts: bool) -> Callable[..., Any]:
     """Let a factory build changed tensors. The factory itself has no offsets."""
 
     def build_changed(*arguments: Any, **options: Any) -> Any:
         parts = build(*arguments, **options)
-        dict_list_map_inplace(_change, parts)
+        dict_list_map_inplace(functools.partial(_change, has_single_parts=has_single_parts), parts)
         return parts
 
     return build_changed

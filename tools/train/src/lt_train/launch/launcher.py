@@ -24,7 +24,7 @@ from lt_train.config.settings.reporting import Reporting
 from lt_train.config.settings.streaming import Streaming
 from lt_train.data import remote_datasets
 from lt_train.launch import elastic_run, kept_files, rank_processes, spare_run, worker
-from lt_train.launch.next_steps import note_next_steps
+from lt_train.launch.next_steps import note_next_steps, note_start
 from lt_train.planner import memory_estimate
 from lt_train.planner.stage_work import PipelineWork
 from lt_train.preflight import check_runner
@@ -252,6 +252,7 @@ def _describe(config: RunConfig) -> None:
     trains = config.benchmark is None and config.replay is None and config.scoring is None
     if trains and config.checkpointing.save is None:
         warn("no --save: the trained model will be lost when the run ends")
+    note_start()
 
 
 def _described_data(data: Data) -> str:

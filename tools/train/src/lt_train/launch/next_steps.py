@@ -1,4 +1,4 @@
-"""The commands that usually follow a run, printed when it ends on a terminal.
+"""Lines for a person at a terminal: what the ranks do before the first step, and the commands that usually follow a run.
 
 A job's log does not have them: nobody types commands there, and programs that read logs would meet them in every log.
 """
@@ -8,6 +8,12 @@ import sys
 
 from lt_shared.console import note
 from lt_train.config.settings.checkpointing import Checkpointing
+
+
+def note_start() -> None:
+    """Say what the next seconds go into; a large model's first step can take minutes."""
+    if sys.stderr.isatty():
+        note("starting: importing PyTorch and megatron-core, building the model, compiling kernels for the first step")
 
 
 def note_next_steps(checkpointing: Checkpointing, train_iters: int) -> None:

@@ -4,7 +4,8 @@
     stream = stream + mlp(norm(stream))
 
 Norms are in front of mixer and MLP, behind them, or both (`Architecture.norm_placement`). Norms behind are part of the linear
-layer that they follow. Parameters have the names and checkpoint shards of megatron-core's TransformerBlock.
+layer that they follow. In models with `Architecture.mlp_layers`, a block has a mixer or an MLP alone. Parameters have the names
+and checkpoint shards of megatron-core's TransformerBlock.
 """
 
 import contextlib
@@ -17,12 +18,13 @@ from megatron.core import parallel_state, tensor_parallel
 from megatron.core.dist_checkpointing.utils import apply_prefix_mapping, replace_prefix_for_sharding
 from megatron.core.fusions.fused_bias_dropout import get_bias_dropout_add
 from megatron.core.transformer import TransformerConfig
+from megatron.core.transformer.identity_op import IdentityOp
 from megatron.core.transformer.module import MegatronModule
 from megatron.core.transformer.utils import sharded_state_dict_default
 from megatron.core.utils import make_viewless_tensor
 from torch import Tensor
 
-from lt_shared.models.architecture.sizes import ATTENTION, GATED_DELTA, SHORT_CONVOLUTION
+from lt_shared.models.architecture.sizes import ATTENTION, GATED_DELTA, MAMBA, SHORT_CONVOLUTION
 from lt_train.models import recomputation
 from lt_train.models.linear import Outputs
 
@@ -30,7 +32,10 @@ from lt_train.models.linear import Outputs
 NORMS_OF_MIXERS = {
     ATTENTION: ("input_layernorm.", "self_attention.linear_qkv.layer_norm_"),
     **dict.fromkeys((GATED_DELTA, SHORT_CONVOLUTION), ("input_layernorm.", "self_attention.in_proj.layer_norm_")),
+    MAMBA: ("input_layernorm.", "mixer.in_proj.layer_norm_"),
 }
+# megatron-core's HybridModel has another name for the mixer of a Mamba layer.
+OTHER_NAMES = {MAMBA: ("self_attention.", "mixer.")}
 NORM_OF_MLP = ("pre_mlp_layernorm.", "mlp.linear_fc1.layer_norm_")
 
 
@@ -44,8 +49,8 @@ class ResidualPair(NamedTuple):
 class Block(MegatronModule):  # type: ignore[misc]
     """Block `number` of the model, counted from 1. `norms` are identities if the norms are behind.
 
-    `multiplier` scales the outputs that are added to the stream (Granite). `entries` maps prefixes of parameter names to prefixes
-    in checkpoints.
+    A mixer or an MLP that the block lacks is an identity, as is its norm. `multiplier` scales the outputs that are added to the
+    stream (Granite). `entries` maps prefixes of parameter names to prefixes in checkpoints.
     """
 
     def __init__(
@@ -63,11 +68,15 @@ class Block(MegatronModule):  # type: ignore[misc]
         # The attributes have the names of megatron-core's TransformerLayer, which become the parameter names in checkpoints.
         self.input_layernorm, self.self_attention = norms[0], mixer
         self.pre_mlp_layernorm, self.mlp = norms[1], mlp
+        self.has_mixer, self.has_mlp = (not isinstance(part, IdentityOp) for part in (mixer, mlp))
         self.recomputes_mlp = recomputation.is_chosen(config, "mlp")
 
     def forward(self, stream: Tensor, documents: Tensor | None, angles: Tensor | None) -> Tensor:
         """Return the stream [s, b, h] after this block. `documents` and `angles` are arguments of the mixer."""
-        stream = self._add_to_stream(stream, *self.self_attention(self.input_layernorm(stream), documents, angles))
+        if self.has_mixer:
+            stream = self._add_to_stream(stream, *self.self_attention(self.input_layernorm(stream), documents, angles))
+        if not self.has_mlp:
+            return stream
         is_recomputed = self.recomputes_mlp and self.training
         return self._add_to_stream(stream, *recomputation.compute(self.mlp, is_recomputed, self.pre_mlp_layernorm(stream)))
 
@@ -116,10 +125,15 @@ class FusedBlock(Block):
     def forward(  # type: ignore[override]
         self, stream: Tensor | ResidualPair, documents: Tensor | None, angles: Tensor | None
     ) -> Tensor | ResidualPair:
-        normed, residual = self.input_layernorm(*pair_of(stream))
-        output = self._output(*self.self_attention(normed, documents, angles))
-        normed, residual = self.pre_mlp_layernorm(residual, output)
-        output = self._output(*self.mlp(normed))
+        pair = pair_of(stream)
+        if self.has_mixer:
+            normed, residual = self.input_layernorm(*pair)
+            pair = residual, self._output(*self.self_attention(normed, documents, angles))
+        if self.has_mlp:
+            normed, residual = self.pre_mlp_layernorm(*pair)
+            pair = residual, self._output(*self.mlp(normed))
+        residual, output = pair
+        assert output is not None, "a block has a mixer or an MLP"
         return residual + output if self.adds else ResidualPair(residual, output)
 
     def _output(self, output: Tensor, bias: Tensor | None) -> Tensor:

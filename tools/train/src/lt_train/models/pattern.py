@@ -18,7 +18,15 @@ from lt_shared.models.architecture import Architecture, sizes
 from lt_train.config.kernels import FLASH_ATTENTION_4, FLASH_LINEAR, Kernels, is_plain_rms_norm
 from lt_train.config.settings.layers import GEMM_EPILOGUE, TRITON
 from lt_train.config.settings.routing import Routing
-from lt_train.models.block import NORM_OF_MLP, NORMS_OF_MIXERS, Block, Blocks, FusedBlock, ParallelBlock
+from lt_train.models.block import (
+    NORM_OF_MLP,
+    NORMS_OF_MIXERS,
+    OTHER_NAMES,
+    Block,
+    Blocks,
+    FusedBlock,
+    ParallelBlock,
+)
 from lt_train.models.decoder import Stage
 from lt_train.models.linear import Linears
 from lt_train.models.mixers import latent_attention, rope
@@ -28,6 +36,7 @@ from lt_train.models.mixers.flash_attention import FlashAttention
 from lt_train.models.mixers.gated_delta import GatedDeltaNet
 from lt_train.models.mixers.kimi_delta import KimiDeltaAttention
 from lt_train.models.mixers.latent_attention import LatentAttention
+from lt_train.models.mixers.mamba import MambaMixer
 from lt_train.models.mixers.short_convolution import GatedConvolution
 from lt_train.models.mixers.sparse_attention import LatentSparseAttention
 from lt_train.models.mlps.grouped_experts import GroupedExperts
@@ -110,7 +119,9 @@ class Pattern:
         if self.architecture.places_norms(number - 1) == "post":
             return IdentityOp(), IdentityOp()
         make = summing_norm if self._sums_by_kernel else norm
-        return self._norm(make), IdentityOp() if self.architecture.parallel_layers else self._norm(make)
+        has_second = self.architecture.has_mlp(number - 1) and not self.architecture.parallel_layers
+        has_first = self.architecture.mixer(number - 1) != sizes.NO_MIXER
+        return self._norm(make) if has_first else IdentityOp(), self._norm(make) if has_second else IdentityOp()
 
     def _last_norm(self) -> Any:
         return self._norm(last_norm if self.by_triton and is_plain_rms_norm(self.architecture) else norm)
@@ -121,14 +132,15 @@ class Pattern:
         return make(self.config, self.config.hidden_size, self.config.layernorm_epsilon, **options)
 
     def _entries(self, number: int) -> dict[str, str]:
-        """Return the checkpoint names of the norms that differ from their module names.
+        """Return the checkpoint names of norms and mixers that differ from their module names.
 
         In layers without latent attention, megatron-core stores a norm with the linear layer that follows it.
         """
         mixer, has_experts = self.architecture.layer_kind(number - 1)
-        if mixer not in NORMS_OF_MIXERS:
+        if mixer not in (*NORMS_OF_MIXERS, sizes.NO_MIXER):
             return {}
-        return dict([NORMS_OF_MIXERS[mixer]] if has_experts else [NORMS_OF_MIXERS[mixer], NORM_OF_MLP])
+        tables = (NORMS_OF_MIXERS, OTHER_NAMES)
+        return dict([table[mixer] for table in tables if mixer in table] + ([] if has_experts else [NORM_OF_MLP]))
 
     def _mixer(self, number: int) -> Any:
         match self.architecture.mixer(number - 1):
@@ -147,6 +159,11 @@ class Pattern:
             case sizes.SHORT_CONVOLUTION:
                 assert self.architecture.short_convolution is not None
                 return GatedConvolution(self.config, self.architecture.short_convolution, self.linears)
+            case sizes.MAMBA:
+                assert self.architecture.mamba is not None
+                return MambaMixer(self.config, self.architecture.mamba, self.linears)
+            case sizes.NO_MIXER:
+                return IdentityOp()
             case kind:
                 raise AssertionError(f"layer {number} has the mixer {kind}, which has no module")
 
@@ -171,7 +188,9 @@ class Pattern:
         core = FlashAttention if self.kernels.attention == FLASH_ATTENTION_4 else CausalAttention
         return core(self.config, number, softmax_scale=scale, softcap=self.architecture.attn_logit_softcapping)
 
-    def _mlp(self, number: int) -> MLP | MoE:
+    def _mlp(self, number: int) -> MLP | MoE | IdentityOp:
+        if not self.architecture.has_mlp(number - 1):
+            return IdentityOp()
         if self.architecture.has_experts(number - 1):
             return self._moe(number)
         width, has_norm = self.config.ffn_hidden_size, self.architecture.places_norms(number - 1) != "pre"

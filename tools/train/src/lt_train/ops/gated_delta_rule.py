@@ -15,6 +15,8 @@ gives them for all chunks at once. Only the state passes from chunk to chunk. Ev
 import torch
 from torch import Tensor
 
+from lt_train.ops.chunks import in_chunks, visibility
+
 CHUNK = 64
 # As flash-linear-attention normalizes queries and keys.
 NORM_EPSILON = 1e-6
@@ -34,15 +36,15 @@ def gated_delta_rule(
     chunk = min(CHUNK, 1 << (length - 1).bit_length())
     padding = -length % chunk
     query = _normalized(query) * query.shape[-1] ** -0.5
-    # [b, chunks, key heads, 1, tokens, dk], and [b, chunks, key heads, value heads of each, tokens, dv].
-    query, key = (_in_chunks(heads, chunk, padding, key_heads) for heads in (query, _normalized(key)))
-    values = _in_chunks(value.float(), chunk, padding, key_heads)
+    # [b, chunks, key heads, 1, tokens, dk], and [b, chunks, key heads, value heads per key head, tokens, dv].
+    query, key = (in_chunks(heads, chunk, padding, key_heads) for heads in (query, _normalized(key)))
+    values = in_chunks(value.float(), chunk, padding, key_heads)
     by_channel = log_decay.dim() == 4
-    strength = _in_chunks(strength.float().unsqueeze(-1), chunk, padding, key_heads)
+    strength = in_chunks(strength.float().unsqueeze(-1), chunk, padding, key_heads)
     # The logarithm of the decay from the chunk's beginning to each token [b, chunks, key heads, .., tokens, dk or 1].
     log_decay = log_decay.float() if by_channel else log_decay.float().unsqueeze(-1)
-    decays = _in_chunks(log_decay, chunk, padding, key_heads).cumsum(-2)
-    visible, reads, writes, carries = _visibility(numbers, chunk, padding, values.device)
+    decays = in_chunks(log_decay, chunk, padding, key_heads).cumsum(-2)
+    visible, reads, writes, carries = visibility(numbers, chunk, padding, values.device)
     from_start = decays.exp() * reads.unsqueeze(-1)
     to_end = (decays[..., -1:, :] - decays).exp() * writes.unsqueeze(-1)
     over_chunk = (decays[..., -1, :].exp() * carries.unsqueeze(-1)).unsqueeze(-1)
@@ -61,7 +63,7 @@ def gated_delta_rule(
         update = written[:, index] - forgotten[:, index] @ state
         outputs.append(queries[:, index] @ state + scores[:, index] @ update)
         state = state * over_chunk[:, index] + keys[:, index].transpose(-1, -2) @ update
-    # [b, chunks, key heads, value heads of each, tokens, dv] to [b, s, value heads, dv].
+    # [b, chunks, key heads, value heads per key head, tokens, dv] to [b, s, value heads, dv].
     stacked = torch.stack(outputs, dim=1).permute(0, 1, 4, 2, 3, 5)
     return stacked.reshape(value.shape[0], -1, *value.shape[2:])[:, :length].to(value.dtype)
 
@@ -102,29 +104,3 @@ def _products_by_channel(rows: Tensor, keys: Tensor, decays: Tensor, visible: Te
         triangles = torch.cat((upper, torch.cat((square, pairs[..., 1, :, :]), dim=-1)), dim=-2)
         size *= 2
     return triangles.squeeze(-3).masked_fill(~visible, 0)
-
-
-def _in_chunks(heads: Tensor, chunk: int, padding: int, key_heads: int) -> Tensor:
-    """Pad `heads` [b, s, heads, d] and return [b, chunks, key heads, heads of each, tokens, d]."""
-    padded = torch.nn.functional.pad(heads, (0, 0, 0, 0, 0, padding))
-    shape = (heads.shape[0], -1, chunk, key_heads, heads.shape[2] // key_heads, heads.shape[3])
-    return padded.reshape(shape).permute(0, 1, 3, 4, 2, 5)
-
-
-def _visibility(numbers: Tensor | None, chunk: int, padding: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return which tokens see which, read the state before their chunk, and write to the state after it, and whether it carries.
-
-    The first is [.., tokens, tokens], the next two [.., tokens], the last [..], for all of [b, chunks, heads, heads].
-    """
-    causal = torch.ones(chunk, chunk, dtype=torch.bool, device=device).tril()
-    if numbers is None:
-        everywhere = torch.ones((), device=device)
-        return causal, everywhere, everywhere, everywhere
-    # Padding belongs to the last document, and writes nothing.
-    in_chunks = torch.nn.functional.pad(numbers.unsqueeze(1).float(), (0, padding), mode="replicate").squeeze(1)
-    in_chunks = in_chunks.reshape(len(numbers), -1, chunk)[:, :, None, None]
-    last = in_chunks[..., -1:]
-    before = torch.cat((last[:, :1] * 0, last[:, :-1]), dim=1)
-    visible = causal & (in_chunks.unsqueeze(-1) == in_chunks.unsqueeze(-2))
-    reads, writes = (in_chunks == border for border in (before, last))
-    return visible, reads.float(), writes.float(), (before == last).squeeze(-1).float()

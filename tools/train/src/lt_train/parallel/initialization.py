@@ -21,6 +21,8 @@ from lt_train.process.device import CPU
 
 RESIDUAL_OUTPUTS = ("linear_proj.weight", "linear_fc2.weight", "out_proj.weight")
 CONVOLUTION = ".conv1d.weight"
+# The first time steps of Mamba's heads, as in megatron-core.
+STEPS = (0.001, 0.1)
 EMBEDDINGS = ("word_embeddings.weight", "output_layer.weight")
 # SplitMix64's increment and multipliers, as signed 64-bit numbers.
 INCREMENT, FIRST_FACTOR, SECOND_FACTOR = -7046029254386353131, -4658895280553007687, -7723592293110705685
@@ -43,14 +45,16 @@ def initialize(tensors: Iterable[ShardedTensor], architecture: Architecture, see
 
     Norms become one, or zero if the layer adds one. Biases and padded vocabulary rows become zero. Convolutions have the
     deviation of torch's. A layer of gated delta or Kimi Delta Attention starts as megatron-core's gated delta: its decay rates
-    uniform between 1 and 16, their biases one. The numbers of xIELU get their first values.
+    uniform between 1 and 16, their biases one. So does a Mamba layer, with time steps between 0.001 and 0.1, but the
+    biases of its convolution are zero. The numbers of xIELU get their first values.
     """
     norm = 0.0 if architecture.layernorm_zero_centered_gamma else 1.0
     for tensor in tensors:
         layer_axes = tensor.prepend_axis_num
         shape, offset = tensor.global_shape[layer_axes:], tensor.global_offset[layer_axes:]
         constant = mlps.XIELU_NUMBERS.get(tensor.key.rpartition(".")[2])
-        if tensor.key.endswith((".dt_bias", ".gated_norm.weight")):
+        is_of_mamba = ".mixer." in tensor.key
+        if tensor.key.endswith(".mixer.D" if is_of_mamba else (".dt_bias", ".gated_norm.weight")):
             constant = 1.0
         if constant is not None:
             tensor.data.fill_(constant)
@@ -58,6 +62,9 @@ def initialize(tensors: Iterable[ShardedTensor], architecture: Architecture, see
         stream = _stream(seed, tensor.key, tensor.global_offset[:layer_axes])
         if tensor.key.endswith(".A_log"):
             tensor.data.copy_(_uniform(_index(tensor.data, shape, offset), stream).mul_(15).add_(1).log_())
+            continue
+        if tensor.key.endswith(".mixer.dt_bias"):
+            tensor.data.copy_(_step_biases(_uniform(_index(tensor.data, shape, offset), stream)))
             continue
         if len(shape) == 1:
             tensor.data.fill_(norm if tensor.key.endswith(("norm.weight", "norm_weight")) else 0.0)
@@ -119,6 +126,13 @@ def _normal(index: torch.Tensor, stream: int) -> torch.Tensor:
 def _uniform(index: torch.Tensor, stream: int) -> torch.Tensor:
     """Return float64 numbers, uniform between 0 and 1, at the positions `index` (int64) of a stream."""
     return _shifted(_bits(index, stream), 32).double().mul_(2**-32)
+
+
+def _step_biases(uniform: torch.Tensor) -> torch.Tensor:
+    """Return the biases whose softplus is between `STEPS`, uniformly on a logarithmic scale, for numbers between 0 and 1."""
+    least, largest = STEPS
+    steps = uniform.mul_(math.log(largest / least)).add_(math.log(least)).exp_()
+    return steps + torch.log(-torch.expm1(-steps))
 
 
 def _bits(index: torch.Tensor, stream: int) -> torch.Tensor:

@@ -4,6 +4,7 @@ import dataclasses
 import functools
 
 from lt_shared.models.architecture import Architecture
+from lt_shared.models.architecture.sizes import NO_MIXER
 from lt_train.config.settings.memory import SWIGLU, Recompute
 from lt_train.config.settings.parallelism import Parallelism
 from lt_train.planner.mixer_costs import COSTS, Setting
@@ -83,7 +84,7 @@ class Activations:
         model, modules = self.model, self.recompute.modules if self.recompute else ()
         expert_bytes = 0
         mlp_width = self._mlp_width()
-        if "mlp" in modules or "moe" in modules:
+        if "mlp" in modules or "moe" in modules or not self._has_mlp(mixer):
             mlp_width = 0
         elif model.num_experts:
             shared_width = (model.moe_shared_expert_intermediate_size or 0) * 4
@@ -95,11 +96,15 @@ class Activations:
         # Inputs and outputs of the two norms, and the inputs of norms behind the sublayers. If a block has norms only behind the
         # sublayers, their outputs are not kept, but the inputs of attention and MLP are.
         output_norm_inputs = 2 if model.norm_placement == "both" else 0
-        norm_outputs = (2 if "layernorm" in modules else 4) // (2 if model.parallel_layers else 1)
+        norm_outputs = (2 if "layernorm" in modules else 4) // (2 if model.parallel_layers or model.mlp_layers else 1)
         # A clamp keeps its input, the queries, keys and values.
         clamped = 0 if model.clip_qkv is None else (model.query_size + 2 * model.kv_size) * self.tokens * self.number_bytes
         split_bytes += clamped // self.parallel.tensor
         return split_bytes + expert_bytes + (norm_outputs + output_norm_inputs) * self.residual_bytes
+
+    def _has_mlp(self, mixer: str) -> bool:
+        """Whether the layers with this kind of mixer have an MLP, too, or are an MLP alone."""
+        return not self.model.mlp_layers or mixer == NO_MIXER
 
     def _mixer_width(self, mixer: str) -> int:
         """Numbers per token that a mixer keeps, on all tensor-parallel ranks together."""
@@ -171,7 +176,8 @@ class Activations:
         mlp_width *= model.moe_router_topk if model.num_experts else 1
         mlp_width += (gate_up + 1) * (model.moe_shared_expert_intermediate_size or 0) if model.num_experts else 0
         mixers = [model.mixer(layer) for layer in parallel.layer_numbers(pipeline_rank, model.num_layers)]
-        numbers = sum(COSTS[mixer].operands(model) + mlp_width + 4 * model.hidden_size for mixer in mixers)
+        parts_width = 4 * model.hidden_size // (2 if model.mlp_layers else 1)
+        numbers = sum(COSTS[mixer].operands(model) + mlp_width * self._has_mlp(mixer) + parts_width for mixer in mixers)
         if pipeline_rank == parallel.pipeline - 1:
             numbers += parallel.padded_vocab_size(model) + model.hidden_size
         return waiting * numbers // parallel.tensor * self.tokens * self.number_bytes

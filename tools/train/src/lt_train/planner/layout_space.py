@@ -14,6 +14,12 @@ from lt_train.planner.stage_work import ModelWork
 SHORTEST_CONTEXT = 4096
 # The only size that a user may set together with `--parallel auto`. The search then chooses the other sizes.
 EXPERT_SIZE = "expert_model_parallel_size"
+# More stages make the bubble smaller by less and less, and the search slower.
+VIRTUAL_STAGES = (2, 4, 8)
+STAGES_OF_RANK = "num_virtual_stages_per_pipeline_rank"
+# The ends of the model that count as a layer, where the layers alone do not divide: the loss has the most work of an end.
+_EMBEDDING, _LOSS = "account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split"
+COUNTED_ENDS = ((), (_EMBEDDING, _LOSS), (_LOSS,), (_EMBEDDING,))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,17 +67,28 @@ class LayoutSpace:
             return [{}]
         return [{EXPERT_SIZE: size} if size > 1 else {} for size in _divisors(math.gcd(self.model.num_experts, ranks))]
 
-    def _stage_options(self, pipeline: int) -> list[dict[str, int]]:
-        """Return the options for the layers of the first and the last pipeline rank.
+    def _stage_options(self, pipeline: int) -> list[dict[str, Any]]:
+        """Return the options for the layers of the pipeline's stages.
 
-        One entry has no option, if every rank can have the same number of layers; the other entry makes the work most equal.
+        One entry has no option, if every rank can have the same number of layers; another makes the work of the ranks most equal;
+        the others have several stages per rank.
         """
         layers = self.model.num_layers
         if pipeline > layers:
             return []
-        even: list[dict[str, int]] = [{}] if layers % pipeline == 0 else []
+        even: list[dict[str, Any]] = [{}] if layers % pipeline == 0 else []
         equal = stage_work.split_options(self.work.most_equal_split(pipeline))
-        return even if equal in even else [*even, equal]
+        one_stage = even if equal in even else [*even, equal]
+        virtual = [self._virtual_stages(pipeline, stages) for stages in VIRTUAL_STAGES] if pipeline > 1 else []
+        return one_stage + [options for options in virtual if options]
+
+    def _virtual_stages(self, pipeline: int, stages: int) -> dict[str, Any]:
+        """Return the options for `stages` stages on each rank; none if no even division has a layer for every stage."""
+        for counted in COUNTED_ENDS:
+            layers = self.model.num_layers + len(counted)
+            if layers % (pipeline * stages) == 0 and self.model.num_layers >= pipeline * stages:
+                return {STAGES_OF_RANK: stages} | dict.fromkeys(counted, True)
+        return {}
 
 
 def _enabled_flags(flags: dict[str, bool], options: dict[str, Any]) -> dict[str, bool]:

@@ -13,11 +13,13 @@ from lt_shared.models.architecture.sizes import (
     GATED_DELTA,
     KIMI_DELTA,
     LATENT_ATTENTION,
+    MAMBA,
+    NO_MIXER,
     SHORT_CONVOLUTION,
     SPARSE_ATTENTION,
 )
 
-# Tokens of a chunk of the gated delta rule (`lt_train.ops.gated_delta_rule`).
+# Tokens of a chunk of the gated delta rule and of Mamba's scan (`lt_train.ops`).
 CHUNK = 64
 
 
@@ -207,9 +209,35 @@ def _short_convolution_operands(model: Architecture) -> int:
 
 
 def _short_convolution_recomputed(model: Architecture, setting: Setting) -> int:
-    """B * x, a shifted copy of it for every tap, and the convolution's output."""
+    """B * x, a shifted copy for every tap, and the convolution's output."""
     assert model.short_convolution is not None
     return (2 + model.short_convolution.taps) * model.hidden_size
+
+
+def _mamba_vectors(model: Architecture) -> int:
+    """All vectors, because the ranks divide every one."""
+    mamba = model.mamba
+    assert mamba is not None
+    return 3 * mamba.mamba_num_heads + mamba.inner_size + (mamba.convolved_size if mamba.convolution_bias else 0)
+
+
+def _mamba_kept(model: Architecture, setting: Setting) -> int:
+    """The outputs of the first projection and inputs of the second; all between them is computed again."""
+    return _mamba_operands(model)
+
+
+def _mamba_operands(model: Architecture) -> int:
+    assert model.mamba is not None
+    return model.mamba.projected_size + model.mamba.inner_size
+
+
+def _mamba_matrices(model: Architecture, setting: Setting) -> int:
+    """The matrices between a chunk's tokens, a state per chunk, values in several forms, and B and C."""
+    mamba = model.mamba
+    assert mamba is not None
+    heads, values = mamba.mamba_num_heads, mamba.mamba_head_dim
+    matrices = 3 * CHUNK + 7 * values + 2 * values * mamba.mamba_state_dim // CHUNK
+    return heads * matrices + 4 * mamba.group_size + (2 + mamba.taps) * mamba.convolved_size
 
 
 COSTS = {
@@ -223,4 +251,6 @@ COSTS = {
     SHORT_CONVOLUTION: MixerCosts(
         _zero, _zero, _short_convolution_kept, _short_convolution_operands, _short_convolution_recomputed
     ),
+    MAMBA: MixerCosts(_zero, _mamba_vectors, _mamba_kept, _mamba_operands, _mamba_matrices),
+    NO_MIXER: MixerCosts(_zero, _zero, lambda model, setting: 0, _zero),
 }

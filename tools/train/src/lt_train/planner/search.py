@@ -1,9 +1,10 @@
 """Choose a layout: tensor, pipeline, context and expert parallel sizes and recomputation, from the model and the GPUs.
 
 Every layout that passes the checks is estimated. Among the layouts that fit into a GPU's memory, the layout that wastes the least
-time is chosen. The waste is a rough sum of four parts: a third more work for recomputing whole layers; the calculated losses by
+time is chosen. The waste is a rough sum of five parts: a third more work for recomputing whole layers; the calculated losses by
 the pipeline's bubble and by unequal stages; the measured cost for each doubling of ranks that exchange activations
-(`measured_speeds`); and for a mixture the exchange of tokens and experts that are computed one after another (`expert_costs`).
+(`measured_speeds`); a guessed cost of several stages per rank; and for a mixture the exchange of tokens and experts that are
+computed one after another (`expert_costs`).
 The waste puts layouts in an order and predicts no speed; `lt-train bench` measures speed. Tensor parallelism stays within a node.
 Data-parallel ranks always split the optimizer state, because splitting costs nothing.
 """
@@ -30,6 +31,8 @@ SPARE_SHARE = 0.06
 LESS_MEMORY = "more GPUs, or --parallel auto, --use-torch-fsdp2, --recompute-granularity full, a smaller --micro-batch-size"
 RECOMPUTATION = 1 / 3
 LARGE_BUBBLE = 0.2
+# The cost of twice as many stages per rank, which send twice as many activations. It was not measured.
+VIRTUAL_STAGES_COST = 0.025
 SIZES = (
     *("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size"),
     *("decoder_first_pipeline_num_layers", "decoder_last_pipeline_num_layers", "num_layers_per_virtual_pipeline_stage"),
@@ -75,6 +78,7 @@ class ParallelLayout:
         work = 1 + (RECOMPUTATION if self.recomputes_layers else 0)
         sizes = {"tensor": parallel.tensor, "context": parallel.context, "pipeline": parallel.pipeline}
         shared = sum(measured_speeds.cost(kind) * math.log2(size) for kind, size in sizes.items())
+        shared += VIRTUAL_STAGES_COST * math.log2(parallel.interleaving or 1)
         if parallel.data > 1:
             shared += measured_speeds.cost("fully sharded" if config.memory.fully_sharded else "data")
         runs_one_by_one = kernels.runs_experts_one_by_one(config)

@@ -20,6 +20,7 @@ from lt_convert.weights.families.minimax_m2 import MINIMAX_M2
 from lt_convert.weights.families.ministral3 import MINISTRAL3
 from lt_convert.weights.families.mistral4 import MISTRAL4
 from lt_convert.weights.families.mixtral import MIXTRAL
+from lt_convert.weights.families.nemotron_h import NEMOTRON_H
 from lt_convert.weights.families.olmo import OLMO, OLMO1, OLMOE
 from lt_convert.weights.families.olmo_hybrid import OLMO_HYBRID
 from lt_convert.weights.families.phi3 import PHI3
@@ -97,6 +98,7 @@ FAMILIES = {
     "dots1": GLM4_MOE,
     "lfm2": LFM2,
     "lfm2_moe": LFM2_MOE,
+    "nemotron_h": NEMOTRON_H,
 }
 
 

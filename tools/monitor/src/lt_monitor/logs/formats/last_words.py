@@ -135,6 +135,8 @@ _FAILED = regex(
     rb"|(?:make|gmake|ninja|cmake|sbatch|salloc|scontrol|torchrun|accelerate|deepspeed|docker|podman|kubectl|apptainer|enroot|pyxis)"
     rb"(?:\[\d{1,3}\])?: (?:\*\*\* |error|fatal|build stopped))"
     rb"|(?i:\bgiving up\b|\baborting\b|\bexiting (?:now|with|due to|because)\b|\bterminated abnormally\b|\bcannot continue\b"
+    rb"|\b(?:stopping|terminating|killing) (?:the )?(?:training|run|job) due to (?:an? )?"
+    rb"(?:lack of heartbeats?|errors?|exceptions?|failures?|crash(?:es)?|time-?outs?)\b"
     rb"|\bunrecoverable\b|\b(?:job|run|training|process|program|script|task) (?:has )?(?:failed|crashed|aborted)\b)"
 )
 # An error of a shell or of a program that a script calls, as the last line: scripts may go on after such errors. bash's own lines

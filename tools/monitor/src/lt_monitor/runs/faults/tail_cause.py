@@ -34,6 +34,8 @@ from lt_shared import credentials
 
 # Of those that steps follow: a dying process writes its buffered step lines after its traceback.
 LATE_OUTPUT_BYTES = 1 << 16
+# About forty progress bars.
+KILL_WAIT_BYTES = 1 << 13
 # Keep the log open: if it is rotated meanwhile, the open file still has its end.
 MAXIMUM_OPEN_LOGS = 64
 _EARLY_ENDS = ("signal", "duration")
@@ -198,13 +200,19 @@ def _open_faults(tail: LogTail) -> list[Record]:
     faults = [record for record in tail.records if record["kind"] == "fault"]
     open_faults = [fault for fault in faults if fault["src"]["offset"] > max(over, started)]
     # A cloud's notice comes a minute before the end, and steps go on until then.
-    open_faults = [fault for fault in faults if fault.get("is_notice") and started < fault["src"]["offset"] <= over] + open_faults
+    early = [fault for fault in faults if started < fault["src"]["offset"] <= over]
+    # Slurm kills 30 s after it reports the time limit, and a trainer that ignores SIGTERM makes steps until then.
+    open_faults = [fault for fault in early if fault.get("is_notice") or _is_time_limit(fault, over)] + open_faults
     open_faults += log_endings.last_word(tail, open_faults)
     if open_faults and all(precedence(fault) >= 4 for fault in open_faults):
         # The job failed, but buffered step lines come after the lines that say why.
         late = [fault for fault in faults if max(started, over - LATE_OUTPUT_BYTES) < fault["src"]["offset"] <= over]
         open_faults = [fault for fault in late if precedence(fault) <= 1] + open_faults
     return open_faults
+
+
+def _is_time_limit(fault: Record, over: int) -> bool:
+    return fault["fault"] == "time-limit" and int(over - fault["src"]["offset"]) <= KILL_WAIT_BYTES
 
 
 def _says_failure(faults: Sequence[Record]) -> bool:

@@ -16,10 +16,12 @@ from lt_monitor.runs import run_loader, starting
 from lt_monitor.runs.speed import RunFacts
 from lt_monitor.views import plot
 from lt_monitor.views.live.view import Node, View, nodes_of
-from lt_shared.console import ToolError
+from lt_shared.console import NoInput, ToolError
 from lt_shared.files import storage
 
 LOOK_SHARE = 10
+# How often a log is looked for that is not there yet.
+WAIT_SECONDS = 1.0
 
 
 class Logs:
@@ -51,9 +53,28 @@ class Logs:
         self._look_at_gpus()
         self.look_seconds = time.monotonic() - begin
 
+    @property
+    def is_waiting(self) -> bool:
+        """Whether no log has been there so far."""
+        return not self._seen
+
+    def look_or_wait(self) -> None:
+        """Look. If there is no log yet, for example because its job is queued, `trouble` says what is waited for.
+
+        Raises: BadData when there is nothing to show in the logs.
+        """
+        try:
+            self.look()
+            self.trouble = None
+        except NoInput as error:
+            hint = f" ({printable(error.hint)})" if error.hint else ""
+            self.trouble = f"waiting for a log: {printable(error)}{hint}"
+
     def look_again(self) -> None:
         """Look again. If the logs cannot be read for a while, for example while a job is requeued, keep the last views."""
         try:
+            if self.is_waiting:
+                return self.look_or_wait()
             if _state(expand(self.patterns, quiet=True)) != self._seen:
                 self.look()
             else:
@@ -82,13 +103,18 @@ class Reader(threading.Thread):
 
     def run(self) -> None:
         try:
-            while not self._stopped.wait(max(self._interval_seconds, LOOK_SHARE * self._logs.look_seconds)):
+            while not self._stopped.wait(self._pause_seconds()):
                 self._logs.look_again()
                 self._notify()
         except Exception as error:
             # Whatever it is: the main thread raises it when the terminal is as it was. Here it would be printed into the screen.
             self.failure = error
             self._notify()
+
+    def _pause_seconds(self) -> float:
+        if self._logs.is_waiting:
+            return min(self._interval_seconds, WAIT_SECONDS)
+        return max(self._interval_seconds, LOOK_SHARE * self._logs.look_seconds)
 
     def stop(self) -> None:
         """A look that has begun goes on; nobody waits for it."""

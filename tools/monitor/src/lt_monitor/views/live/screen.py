@@ -67,7 +67,10 @@ def render(
     nodes: Sequence[Node] = (),
     choice: Choice | None = None,
 ) -> "RenderableType":
-    """The screen at the time `now`: a panel for each run, or a table where `height` lines have no room for them; the GPUs."""
+    """The screen at the time `now`: a panel for each run, or a table where `height` lines have no room for them; the GPUs.
+
+    `trouble` says why the logs cannot be read; without a run, what is waited for.
+    """
     from rich.console import Group
     from rich.text import Text
 
@@ -75,6 +78,9 @@ def render(
     views = [view.at(now) for view in views]
     chosen = next((view for view in views if view.name == choice.name), None)
     parts: list[RenderableType] = []
+    if trouble is not None and not views:
+        parts.append(Text(f" {trouble}", style="cyan"))
+        trouble = None
     if chosen is not None and choice.is_open:
         parts += _page(chosen, now, width, height - 1, choice.first_line)
     else:

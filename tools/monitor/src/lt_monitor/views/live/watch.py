@@ -33,7 +33,8 @@ def watch(
 ) -> None:
     """Show the runs until q or Ctrl-C, looking at the logs and at `sample_gpus` every `interval_seconds` at most.
 
-    Raises: UsageError without a terminal or for standard input; NoInput and BadData when the first look finds nothing to show.
+    Waits for a log that is not there yet. Raises: UsageError without a terminal or for standard input; BadData when the first
+    look finds nothing to show in the logs.
     """
     if STANDARD_INPUT in patterns:
         raise UsageError("watch reads logs repeatedly, and standard input can be read only once", "write it to a file first")
@@ -44,7 +45,7 @@ def watch(
     if Console().is_dumb_terminal:
         raise UsageError(f"watch cannot draw on this terminal (TERM={os.environ['TERM']})", "use lt-monitor summarize")
     logs = Logs(patterns, run_facts, sample_gpus)
-    logs.look()
+    logs.look_or_wait()
     wakeup = Wakeup()
     keyboard = Keyboard(wakeup)
     reader = Reader(logs, interval_seconds, wakeup.notify)

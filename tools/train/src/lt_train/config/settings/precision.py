@@ -10,7 +10,7 @@ import click
 from lt_shared import console
 from lt_shared.console import BadConfig, ToolError, UsageError
 from lt_shared.models.architecture import Architecture
-from lt_shared.models.architecture.sizes import ATTENTION, LATENT_ATTENTION
+from lt_shared.models.architecture.sizes import ATTENTION, LATENT_ATTENTION, NO_MIXER
 from lt_train.config.settings.parallelism import Parallelism
 from lt_train.kernels import FP8_BLOCK
 from lt_train.process import device
@@ -176,7 +176,7 @@ def _check_fp8(
             "use --fp8-recipe tensorwise, which is as fast",
         )
     for kind in architecture.mixers:
-        if kind not in (ATTENTION, LATENT_ATTENTION):
+        if kind not in (ATTENTION, LATENT_ATTENTION, NO_MIXER):
             words = kind.replace("_", " ")
             yield BadConfig(f"fp8 in the {words} layers of {architecture.name} is not supported", "drop --fp8-format")
     ways = parallelism.tensor

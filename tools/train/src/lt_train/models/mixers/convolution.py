@@ -21,16 +21,17 @@ from lt_train.models.norms import compiled
 class Convolution(torch.nn.Module):
     """The weight [channels of this rank, 1, taps] of a causal convolution; the last tap is the token's own.
 
-    With `has_silu`, the output goes through SiLU.
+    `bias` is None or a bias for each channel. With `has_silu`, the output goes through SiLU.
     """
 
-    def __init__(self, config: TransformerConfig, channels: int, taps: int, *, has_silu: bool):
+    def __init__(self, config: TransformerConfig, channels: int, taps: int, *, has_silu: bool, has_bias: bool = False):
         super().__init__()
         self.has_silu = has_silu
         self.weight = sharded_parameter(config, channels, 1, taps)
+        self.bias = sharded_parameter(config, channels) if has_bias else None
 
     def forward(self, channels: Tensor, numbers: Tensor | None) -> Tensor:
-        return compiled(convolve)(channels, self.weight, numbers, self.has_silu)
+        return compiled(convolve)(channels, self.weight, numbers, self.has_silu, self.bias)
 
     def sharded_state_dict(
         self, prefix: str = "", sharded_offsets: tuple[Any, ...] = (), metadata: dict[str, Any] | None = None
@@ -48,8 +49,8 @@ def sharded_parameter(config: TransformerConfig, *shape: int) -> torch.nn.Parame
     return parameter
 
 
-def convolve(channels: Tensor, weight: Tensor, numbers: Tensor | None, has_silu: bool) -> Tensor:
-    """Return the convolution of `channels` [s, b, c] with `weight` [c, 1, taps], or its SiLU.
+def convolve(channels: Tensor, weight: Tensor, numbers: Tensor | None, has_silu: bool, bias: Tensor | None = None) -> Tensor:
+    """Return the convolution of `channels` [s, b, c] with `weight` [c, 1, taps], plus `bias` [c] if there is one, or its SiLU.
 
     A tap that reaches into an earlier document counts as zero; `numbers` [s, b] are document numbers.
     """
@@ -62,6 +63,7 @@ def convolve(channels: Tensor, weight: Tensor, numbers: Tensor | None, has_silu:
         if numbers is not None and earlier is not None:
             shifted = shifted.masked_fill((earlier[tap : tap + length] != numbers).unsqueeze(-1), 0)
         output = output + shifted * weight[:, 0, tap]
+    output = output if bias is None else output + bias
     return silu(output) if has_silu else output
 
 

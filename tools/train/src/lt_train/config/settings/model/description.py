@@ -1,6 +1,7 @@
 """Describe a model for the log: the sizes of its architecture, and its exact numbers of parameters."""
 
 from lt_shared.models.architecture import Architecture
+from lt_shared.models.architecture.sizes import MAMBA, NO_MIXER
 from lt_shared.models.rope_scaling import AnyScaling, RopeScaling
 
 
@@ -37,13 +38,18 @@ def describe(architecture: Architecture) -> list[str]:
 def _mixer_words(model: Architecture) -> list[str]:
     """Describe all kinds of mixers except the last. The other words describe the last kind."""
     *earlier, _ = model.mixers
-    words = [f"{kind.replace('_', ' ')} in {len(model.mixers[kind])} of them" for kind in earlier]
+    names = {NO_MIXER: "an MLP alone", MAMBA: "Mamba-2"}
+    words = [f"{names.get(kind, kind.replace('_', ' '))} in {len(model.mixers[kind])} of them" for kind in earlier]
     delta = model.gated_delta
     if delta is not None:
         keys = f"{delta.linear_num_key_heads} key heads of {delta.linear_key_head_dim}"
         words.append(f"with {keys} and {delta.linear_num_value_heads} value heads of {delta.linear_value_head_dim}")
     if model.short_convolution is not None:
         words.append(f"of {model.short_convolution.taps} taps")
+    mamba = model.mamba
+    if mamba is not None:
+        groups = f"{mamba.mamba_num_heads} heads of {mamba.mamba_head_dim} in {mamba.mamba_num_groups} groups"
+        words.append(f"with {groups} and states of {mamba.mamba_state_dim}")
     return words
 
 

@@ -6,14 +6,15 @@ from typing import Any
 
 from lt_shared.models.architecture import Architecture
 
-_PARTS = ("short_convolution",)
+_PARTS = ("short_convolution", "mamba")
 
 
 def changed_fields(base: Architecture, changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields that a changed number of layers changes: of each list of layers, the beginning remains."""
+    """Return the fields that a changed number of layers changes: the lists of layers keep their beginnings."""
     count = changes.get("num_layers", base.num_layers)
     parts = {name: getattr(base, name) for name in _PARTS if getattr(base, name) is not None}
-    return {
+    fields = {
         name: dataclasses.replace(part, layers=tuple(layer for layer in part.layers if layer < count))
         for name, part in parts.items()
     }
+    return fields | {"mlp_layers": tuple(layer for layer in base.mlp_layers if layer < count)}

@@ -1,0 +1,73 @@
+"""The tensors of Mamba-2 layers, under the names of megatron-core's MambaMixer.
+
+torch_dist has a tensor for each part of the input projection: gates (z), values (x), inputs (B), outputs (C) and time steps (dt),
+because tensor-parallel ranks divide its heads; likewise for the convolution's weights and biases. Megatron's legacy
+format and TorchTitan have no such layers.
+"""
+
+from collections.abc import Callable, Iterator
+
+from lt_convert.weights.mapping import Shape, Table
+from lt_convert.weights.placeholders import layer_with
+from lt_convert.weights.weight_ops import RowMapping, Rows
+from lt_shared.models.architecture import Architecture, Mamba
+from lt_shared.models.architecture.sizes import MAMBA
+
+MEGATRON_MIXER = f"decoder.layers.{layer_with(MAMBA)}.mixer."
+_PROJECTED, _CONVOLVED = ("z", "x", "B", "C", "dt"), ("x", "B", "C")
+EXTRA_STATE_MODULES = (f"{MEGATRON_MIXER}in_proj", f"{MEGATRON_MIXER}out_proj")
+
+
+def mamba_of(architecture: Architecture) -> Mamba:
+    assert architecture.mamba is not None
+    return architecture.mamba
+
+
+class Part:
+    """One of `parts` that follow each other in the rows of a tensor."""
+
+    combine, separate = "split", "concatenate"
+
+    def __init__(self, name: str, parts: tuple[str, ...], part: str):
+        self.name, self.parts, self.part = name, parts, part
+
+    def row_mappings(self, architecture: Architecture, shape: Callable[[str], Shape]) -> Iterator[RowMapping]:
+        if not shape(self.name)[0]:
+            yield RowMapping(self.name, range(0), range(0))
+            return
+        sizes = mamba_of(architecture).part_sizes
+        first = sum(sizes[part] for part in self.parts[: self.parts.index(self.part)])
+        yield RowMapping(self.name, range(first, first + sizes[self.part]), range(sizes[self.part]))
+
+
+def shapes(architecture: Architecture, layer: str) -> dict[str, Shape]:
+    """The tensors of a mixer with the canonical prefix `layer`."""
+    mamba = mamba_of(architecture)
+    heads: Shape = (mamba.mamba_num_heads,)
+    bias: dict[str, Shape] = {f"{layer}conv1d.bias": (mamba.convolved_size,)} if mamba.convolution_bias else {}
+    return {
+        f"{layer}A_log": heads,
+        f"{layer}D": heads,
+        f"{layer}dt_bias": heads,
+        f"{layer}conv1d.weight": (mamba.convolved_size, 1, mamba.taps),
+        **bias,
+        f"{layer}in_proj.weight": (mamba.projected_size, architecture.hidden_size),
+        f"{layer}norm.weight": (mamba.inner_size,),
+        f"{layer}out_proj.weight": (architecture.hidden_size, mamba.inner_size),
+    }
+
+
+def table(layer: str, norm: str) -> Table:
+    """Megatron's rows for a mixer with the canonical prefix `layer`, and for the norm before the mixer."""
+    convolutions = [f"conv1d.{kind}" for kind in ("weight", "bias")]
+    return {
+        f"{MEGATRON_MIXER}in_proj.layer_norm_weight": Rows(norm),
+        **{f"{MEGATRON_MIXER}{name}": Rows(f"{layer}{name}") for name in ("A_log", "D", "dt_bias", "norm.weight")},
+        **{f"{MEGATRON_MIXER}in_proj.weight.{part}": Part(f"{layer}in_proj.weight", _PROJECTED, part) for part in _PROJECTED},
+        **{
+            f"{MEGATRON_MIXER}{name}.{part}": Part(f"{layer}{name}", _CONVOLVED, part)
+            for name in convolutions
+            for part in _CONVOLVED
+        },
+        f"{MEGATRON_MIXER}out_proj.weight": Rows(f"{layer}out_proj.weight"),
+    }

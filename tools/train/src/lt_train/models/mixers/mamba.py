@@ -1,0 +1,118 @@
+"""A Mamba-2 layer (arXiv:2405.21060; Nemotron-H): a recurrent state in place of attention over all tokens.
+
+    z, x, B, C, dt = in_proj(hidden states)
+    x, B, C = silu(causal convolution(x, B, C))
+    mixed = scan(x, B, C, step softplus(dt + dt_bias), decay exp(-exp(A_log) step)) + D x
+    output = out_proj(norm(mixed silu(z)))
+
+Parameters have the names and checkpoint shards of megatron-core's MambaMixer. Tensor-parallel ranks divide the groups of heads,
+and need whole samples. The norm is over the channels of a group.
+"""
+
+from typing import Any
+
+import torch
+from megatron.core.transformer import TransformerConfig
+from megatron.core.transformer.module import MegatronModule
+from megatron.core.transformer.utils import make_sharded_tensors_for_checkpoint
+from torch import Tensor
+from torch.nn.functional import silu, softplus
+
+from lt_shared.models.architecture import Mamba
+from lt_train.models import recomputation
+from lt_train.models.linear import Linears, Outputs
+from lt_train.models.mixers.convolution import Convolution, sharded_parameter, split_rows
+from lt_train.models.mixers.core_attention import document_numbers
+from lt_train.models.norms import compiled
+from lt_train.ops.mamba_scan import mamba_scan
+
+_CONVOLVED = ("x", "B", "C")
+
+
+class MambaMixer(MegatronModule):  # type: ignore[misc]
+    """Mix hidden states [s, b, h] of whole samples; needs no positions.
+
+    The backward pass computes all between the two projections again, because the matrices between the tokens of a chunk take more
+    memory than all other activations of the layer.
+    """
+
+    def __init__(self, config: TransformerConfig, sizes: Mamba, linears: Linears):
+        super().__init__(config=config)
+        self.sizes, ranks = sizes, config.tensor_model_parallel_size
+        self.local_sizes = {part: size // ranks for part, size in sizes.part_sizes.items()}
+        self.in_proj = linears.column(config.hidden_size, sizes.projected_size, bias=False)
+        self.conv1d = Convolution(config, sizes.convolved_size, sizes.taps, has_silu=True, has_bias=sizes.convolution_bias)
+        heads = sizes.mamba_num_heads
+        self.dt_bias, self.A_log, self.D = (sharded_parameter(config, heads) for _ in range(3))
+        self.norm = GatedGroupNorm(config, sizes.inner_size, sizes.mamba_num_groups, config.layernorm_epsilon)
+        self.out_proj = linears.row(sizes.inner_size, config.hidden_size, bias=False)
+
+    def forward(self, hidden_states: Tensor, documents: Tensor | None, angles: Tensor | None) -> Outputs:
+        """Return [s, b, h], and no bias. `documents` [b, n + 1] are document borders; `angles` is unused."""
+        projected, _ = self.in_proj(hidden_states)
+        numbers = None if documents is None else document_numbers(documents, len(projected))
+        is_recomputed = self.training and torch.is_grad_enabled()
+        return self.out_proj(recomputation.compute(self._mix, is_recomputed, projected, numbers))  # type: ignore[no-any-return]
+
+    def _mix(self, projected: Tensor, numbers: Tensor | None) -> Tensor:
+        """Return [s, b, heads x p] for the `projected` channels [s, b, c] and the tokens' document `numbers` [b, s]."""
+        local, sizes = self.local_sizes, self.sizes
+        convolved = [local[part] for part in _CONVOLVED]
+        gates, mixed, steps = torch.split(projected, [local["z"], sum(convolved), local["dt"]], dim=-1)
+        mixed = self.conv1d(mixed, None if numbers is None else numbers.t())
+        values, inputs, outputs = torch.split(mixed.transpose(0, 1), convolved, dim=-1)
+        values = values.reshape(*values.shape[:2], -1, sizes.mamba_head_dim)
+        inputs, outputs = (part.reshape(*part.shape[:2], -1, sizes.mamba_state_dim) for part in (inputs, outputs))
+        steps, rates = compiled(_steps_and_rates)(steps.transpose(0, 1), self.dt_bias, self.A_log, sizes.least_step)
+        scanned = mamba_scan(values, inputs, outputs, steps, rates, numbers)
+        return self.norm(compiled(_add_values)(scanned, values, self.D).transpose(0, 1), gates)  # type: ignore[no-any-return]
+
+    def sharded_state_dict(
+        self, prefix: str = "", sharded_offsets: tuple[Any, ...] = (), metadata: dict[str, Any] | None = None
+    ) -> dict[str, Any]:
+        """Return the sharded state of megatron-core's checkpoints: a tensor per part of the projection and the convolution."""
+        state: dict[str, Any] = super().sharded_state_dict(prefix, sharded_offsets, metadata)
+        vectors = {"dt_bias": self.dt_bias, "A_log": self.A_log, "D": self.D}
+        state |= make_sharded_tensors_for_checkpoint(vectors, prefix, dict.fromkeys(vectors, 0), sharded_offsets)
+        convolved = {part: self.local_sizes[part] for part in _CONVOLVED}
+        parts = {"in_proj.weight": self.local_sizes, "conv1d.weight": convolved, "conv1d.bias": convolved}
+        for name, rows in parts.items():
+            if prefix + name in state:
+                state[prefix + name] = split_rows(state[prefix + name], rows)
+        return state
+
+
+class GatedGroupNorm(torch.nn.Module):
+    """Multiply by the SiLU of a gate, then normalize the channels per group by their root mean square."""
+
+    def __init__(self, config: TransformerConfig, channels: int, groups: int, eps: float):
+        super().__init__()
+        self.group_channels, self.eps = channels // groups, eps
+        self.weight = sharded_parameter(config, channels)
+
+    def forward(self, heads: Tensor, gates: Tensor) -> Tensor:
+        """Return [s, b, heads x p] in the dtype of `gates`, for `heads` [s, b, heads, p] and `gates` [s, b, heads x p]."""
+        return compiled(_gated_norm)(heads, gates, self.weight, self.group_channels, self.eps)
+
+    def sharded_state_dict(
+        self, prefix: str = "", sharded_offsets: tuple[Any, ...] = (), metadata: dict[str, Any] | None = None
+    ) -> dict[str, Any]:
+        state = self.state_dict(prefix="", keep_vars=True)
+        sharded: dict[str, Any] = make_sharded_tensors_for_checkpoint(state, prefix, {"weight": 0}, sharded_offsets)
+        return sharded
+
+
+def _steps_and_rates(steps: Tensor, biases: Tensor, log_rates: Tensor, least: float) -> tuple[Tensor, Tensor]:
+    """Return float32 time steps [b, s, heads], and the states' decay rates [heads]."""
+    return softplus(steps.float() + biases.float()).clamp(min=least), -log_rates.float().exp()
+
+
+def _add_values(scanned: Tensor, values: Tensor, factors: Tensor) -> Tensor:
+    return scanned + factors.float().unsqueeze(-1) * values.float()
+
+
+def _gated_norm(heads: Tensor, gates: Tensor, weight: Tensor, group_channels: int, eps: float) -> Tensor:
+    gated = heads.flatten(-2) * silu(gates.float())
+    grouped = gated.reshape(*gated.shape[:2], -1, group_channels)
+    normed = grouped * torch.rsqrt(grouped.square().mean(-1, keepdim=True) + eps)
+    return normed.flatten(-2).mul(weight.float()).to(gates.dtype)
