@@ -327,3 +327,18 @@ def test_an_indexer_is_not_passed_over() -> None:
 def test_an_indexer_of_another_kind_is_refused(name: str, setting: dict[str, Any], message: str) -> None:
     with pytest.raises(BadConfig, match=message):
         from_config(to_config(preset(name), "float32") | setting, "run")
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        ("bitnet", "its settings are those of"),
+        ("vaultgemma", "gemma2"),
+        ("gptj", "the nearest is gpt2, which does not have attn_pdrop, embd_pdrop, resid_pdrop, rotary_dim"),
+        ("opt", "guides/models.md lists the families"),
+    ],
+)
+def test_an_unknown_type_is_refused_with_the_nearest_type(kind: str, words: str) -> None:
+    with pytest.raises(BadConfig, match=f"run: model type '{kind}' is not known here") as refusal:
+        from_config(AutoConfig.for_model(kind).to_dict(), "run")
+    assert words in (refusal.value.hint or "")
