@@ -292,7 +292,7 @@ def test_what_a_type_takes_for_granted(config: Any) -> None:
     [
         ("llama4_text", "attention in chunks"),
         ("jamba", r"state-space layers \(Mamba\), and would need a scan of their own"),
-        ("bamba", "state-space layers"),
+        ("falcon_h1", "state-space layers"),
         ("minimax", "linear attention"),
         ("deepseek_v4", "sparse attention"),
         ("gemma3n_text", "embeddings for every layer"),

@@ -40,7 +40,7 @@ _GEMMA4_SETTINGS: Mapping[str, tuple[Any, str]] = {
 _BLOCK_SPARSE = "block-sparse attention and a clamped GEGLU, and would need kernels for both"
 _REASONS: Mapping[str, tuple[str, ...]] = {
     _CHUNKED: ("llama4", "llama4_text"),
-    STATE_SPACE: ("bamba", "falcon_h1", "falcon_mamba", "jamba", "mamba", "mamba2", "zamba", "zamba2"),
+    STATE_SPACE: ("falcon_h1", "falcon_mamba", "jamba", "mamba", "mamba2", "zamba", "zamba2"),
     _LINEAR_ATTENTION: (
         *("qwen4_exp", "qwen4_exp_text"),
         *("minimax", "bailing_hybrid", "rwkv", "xlstm", "recurrent_gemma"),
