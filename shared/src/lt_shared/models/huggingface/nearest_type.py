@@ -15,14 +15,14 @@ _SHOWN = 6
 
 
 def hint(config: Mapping[str, Any], settings_of_types: Mapping[str, Collection[str]]) -> str | None:
-    """Return a sentence about the type in `settings_of_types` whose settings are most like those of `config`.
+    """Return a sentence about the type in `settings_of_types` that shares most settings with `config`.
 
     None if the most similar type shares less than a third of the settings.
     """
     text = config.get("text_config")
     settings = {name for name, value in {**config, **(text if isinstance(text, dict) else {})}.items() if value is not None}
     settings -= _GENERAL
-    shares = {name: _share(settings, set(known) - _GENERAL) for name, known in settings_of_types.items()}
+    shares = {name: _share(settings, set(type_settings) - _GENERAL) for name, type_settings in settings_of_types.items()}
     if not shares or max(shares.values()) < 1 / 3:
         return None
     name = max(shares, key=lambda kind: shares[kind])
@@ -33,5 +33,5 @@ def hint(config: Mapping[str, Any], settings_of_types: Mapping[str, Collection[s
     return f"the nearest is {name}, which does not have {', '.join(lacking[:_SHOWN])}{more}"
 
 
-def _share(settings: set[str], known: set[str]) -> float:
-    return len(settings & known) / (len(settings | known) or 1)
+def _share(settings: set[str], type_settings: set[str]) -> float:
+    return len(settings & type_settings) / (len(settings | type_settings) or 1)

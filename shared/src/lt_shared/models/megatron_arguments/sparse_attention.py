@@ -14,7 +14,7 @@ from lt_shared.models.megatron_arguments.gated_delta import SPARSE, VARIANT
 
 _INTERLEAVED, _FREQUENCY = "dsa_indexer_rope_interleaved", "dsa_indexer_topk_freq"
 _RELU, _EPSILON = "dsa_indexer_scoring_relu", "dsa_indexer_k_norm_epsilon"
-# The epsilon of the norm of the indexer's keys, in every model of transformers.
+# The epsilon of the norm of the indexer's keys, in every transformers model.
 KEY_NORM_EPSILON = 1e-6
 
 
