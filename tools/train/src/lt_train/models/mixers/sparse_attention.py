@@ -3,8 +3,8 @@
     score of a token = sum over heads of weight * relu(index query . index key)
 
 The indexer is not trained by the model's loss. Its own loss is the divergence between its scores and the attention of all heads,
-and its inputs are detached. Modules have megatron-core's names (DSAttention, DSAIndexer). The published inference code rotates index
-queries and keys by a Hadamard matrix and quantizes them; the rotation changes no score, and transformers leaves out both.
+and its inputs are detached. Modules have megatron-core's names (DSAttention, DSAIndexer). The published inference code rotates
+index queries and keys by a Hadamard matrix and quantizes them; the rotation changes no score, and transformers leaves out both.
 
 Queries are computed in chunks, and the backward pass computes each chunk again. A rank keeps the chosen tokens of each query,
 and never a matrix of all scores. Masked dense attention computes a chunk; a kernel that reads the chosen keys alone is a later
