@@ -159,7 +159,7 @@ class Indexer(MegatronModule):  # type: ignore[misc]
         turned, unrotated = torch.split(channels, [self.rotated, channels.shape[-1] - self.rotated], dim=-1)
         if not self.sparse.dsa_indexer_rope_interleaved:
             # Channel i and channel i + half are a pair: make the channels of a pair adjacent.
-            turned = turned.unflatten(-1, (2, -1)).transpose(-1, -2).flatten(-2)
+            turned = turned.reshape(*turned.shape[:-1], 2, -1).transpose(-1, -2).flatten(-2)
         return torch.cat((latent_attention.rotate_pairs(turned, *angles), unrotated), dim=-1)
 
 
