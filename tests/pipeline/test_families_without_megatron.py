@@ -39,6 +39,7 @@ def small(name: str, **changes: Any) -> Architecture:
 # transformers saves the three parts of the convolution as if they were equal.
 EVEN = dataclasses.replace(preset("tiny-olmo-hybrid").gated_delta or GatedDelta((0,)), linear_value_head_dim=24)
 LARGE_STEPS = dataclasses.replace(preset("tiny-nemotron-h").mamba or Mamba((0,), 8), least_step=1.3)
+WIDE_MAMBA = preset("tiny-bamba").mamba or Mamba((0,), 8)
 ARCHITECTURES = {
     "olmo2": small("tiny-olmo2"),
     "olmo3": small("tiny-olmo3", sliding_window=WINDOW),
@@ -65,6 +66,13 @@ ARCHITECTURES = {
     "lfm2-moe": small("tiny-lfm2-moe", moe_ffn_hidden_size=48),
     # Some time steps are smaller than the least one.
     "nemotron-h": small("tiny-nemotron-h", mamba=LARGE_STEPS),
+    "bamba": small("tiny-bamba", mamba=dataclasses.replace(WIDE_MAMBA, mamba_num_heads=8)),
+    "granite4-h": small("tiny-granite4-h", mamba=dataclasses.replace(WIDE_MAMBA, mamba_num_groups=2, mamba_num_heads=8)),
+    "granite4-h-moe": small(
+        "tiny-granitemoeshared",
+        model_type="granitemoehybrid",
+        mamba=dataclasses.replace(WIDE_MAMBA, mamba_num_heads=8, convolution_bias=False),
+    ),
     "nemotron-h-moe": small("tiny-nemotron-h-moe", moe_ffn_hidden_size=48, moe_shared_expert_intermediate_size=96),
     "olmoe": small("tiny-olmoe"),
     "minimax-m2": small("tiny-minimax-m2"),
@@ -134,7 +142,7 @@ def test_the_loss_is_transformers_and_the_weights_come_back(name: str, tmp_path:
     assert all(torch.equal(there[key], back[key]) for key in there)
 
 
-@pytest.mark.parametrize("name", ["qwen3-next", "olmo-hybrid", "lfm2", "kimi-linear", "nemotron-h"])
+@pytest.mark.parametrize("name", ["qwen3-next", "olmo-hybrid", "lfm2", "kimi-linear", "nemotron-h", "granite4-h"])
 def test_a_state_begins_anew_with_every_document(name: str, tmp_path: Path) -> None:
     """Three documents in a sample, one longer than a chunk: loss and gradient of transformers, which computes each alone."""
     model = random_model(ARCHITECTURES[name])

@@ -53,10 +53,19 @@ def test_granite_4_is_read_under_the_published_names(names: str) -> None:
     config = written("granite-4.0-micro")
     config.pop("layer_types")
     assert from_config(config | {names: ["attention"] * 40}, "granite-4.0-micro") == preset("granite-4.0-micro")
-    with pytest.raises(BadConfig, match="layer_types has layers with state-space layers"):
-        from_config(config | {names: ["attention"] * 39 + ["mamba"]}, "hybrid")
-    with pytest.raises(BadConfig, match="layer_types has layers with state-space layers"):
-        from_config(config, "all Mamba")
+    hybrid = written("granite-4.0-h-micro")
+    types = ["attention" if kind == "full_attention" else "mamba" for kind in hybrid.pop("layer_types")]
+    assert from_config(hybrid | {names: types}, "granite-4.0-h-micro") == preset("granite-4.0-h-micro")
+    with pytest.raises(BadConfig, match="Mamba-2 in the layers"):
+        from_config(hybrid, "all Mamba")
+    with pytest.raises(BadConfig, match="layer 39 is 'rwkv', known here are linear_attention and full_attention"):
+        from_config(hybrid | {names: [*types[:39], "rwkv"]}, "other")
+    with pytest.raises(BadConfig, match="39 types of layers, and num_hidden_layers is 40"):
+        from_config(hybrid | {names: types[:39]}, "short")
+    with pytest.raises(BadConfig, match="only time steps without a largest one are known here"):
+        from_config(hybrid | {names: types, "time_step_limit": [0.0, 1.0]}, "limited")
+    with pytest.raises(BadConfig, match="mamba_proj_bias is True"):
+        from_config(hybrid | {names: types, "mamba_proj_bias": True}, "biases")
 
 
 @pytest.mark.parametrize(

@@ -291,8 +291,8 @@ def test_what_a_type_takes_for_granted(config: Any) -> None:
     ("kind", "reason"),
     [
         ("llama4_text", "attention in chunks"),
-        ("jamba", r"state-space layers \(Mamba\), and would need a scan of their own"),
-        ("bamba", "state-space layers"),
+        ("jamba", "state-space layers of Mamba-1, whose decay differs by channel"),
+        ("falcon_h1", "Mamba-2 and attention side by side in every layer"),
         ("minimax", "linear attention"),
         ("deepseek_v32", "sparse attention"),
         ("gemma3n_text", "embeddings for every layer"),

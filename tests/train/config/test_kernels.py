@@ -88,8 +88,8 @@ def test_auto_on_a_hopper_gpu() -> None:
         (DELTA, "delta", "flash-linear-attention"),
         (("--model", "tiny-kimi-linear"), "delta", "flash-linear-attention"),
         ((*DELTA, "--kernels", "torch"), "delta", "torch"),
-        ((*DELTA, "--deterministic"), "delta", "torch"),
-        ((*DELTA, "--linear-key-head-dim", "512"), "delta", "torch"),
+        ((*DELTA, "--deterministic"), "delta", "triton"),
+        ((*DELTA, "--linear-key-head-dim", "512"), "delta", "triton"),
         # Norms and RoPE.
         (("--hidden-dropout", "0.1"), "norm", "torch"),
         (("--recompute-granularity", "selective", "--recompute-modules", "mlp"), "norm", "torch"),
@@ -416,14 +416,28 @@ def test_what_is_chosen_has_to_be_installed(
     assert str(found.hint).endswith(hint)
 
 
-def test_a_run_without_kernels_for_gated_delta_says_how_to_install_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    run = assembled([*LLAMA, *DELTA])
-    assert kernels.missing_delta_kernels(run) == ""
+def test_a_run_without_kernels_for_gated_delta_says_how_to_get_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    run, kimi = assembled([*LLAMA, *DELTA]), assembled([*LLAMA, "--model", "tiny-kimi-linear"])
+    assert kernels.delta_kernel_hint(run, HOPPER) == ""
+    # All packages are installed, tilelang among them.
+    monkeypatch.setattr(optional_packages, "versions", lambda: {"triton": "3.6.0+git1"})
+    assert kernels.choose(run, HOPPER).delta == "flash-linear-attention"
+    monkeypatch.setattr(optional_packages, "is_installed", lambda name: name != "tilelang")
+    assert [kernels.choose(model, gpu).delta for model, gpu in ((run, HOPPER), (run, AMPERE), (kimi, HOPPER))] == [
+        "flash-linear-attention-kimi",
+        "flash-linear-attention",
+        "flash-linear-attention",
+    ]
+    assert kernels.delta_kernel_hint(run, HOPPER).endswith("on Hopper GPUs: install Triton 3.7.1 or tilelang")
+    monkeypatch.setattr(optional_packages, "versions", lambda: {"triton": "3.7.1"})
+    assert kernels.choose(run, HOPPER).delta == "flash-linear-attention"
     monkeypatch.setattr(optional_packages, "is_installed", lambda name: name != "fla")
-    assert kernels.choose(run, HOPPER).delta == "torch"
-    assert kernels.missing_delta_kernels(run) == "pip install fla-core has faster kernels for gated delta"
+    assert kernels.choose(run, HOPPER).delta == "triton"
+    assert kernels.delta_kernel_hint(run, HOPPER) == "pip install fla-core has faster kernels for gated delta"
     in_float32 = [word for word in (*LLAMA, *DELTA) if word != "--bf16"]
-    assert kernels.missing_delta_kernels(assembled([*LLAMA])) == kernels.missing_delta_kernels(assembled(in_float32)) == ""
+    assert (
+        kernels.delta_kernel_hint(assembled([*LLAMA]), HOPPER) == kernels.delta_kernel_hint(assembled(in_float32), HOPPER) == ""
+    )
 
 
 def test_installed_modules_are_found_without_importing_them(monkeypatch: pytest.MonkeyPatch) -> None:

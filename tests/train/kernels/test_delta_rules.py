@@ -10,6 +10,8 @@ from torch import Tensor
 from torch.nn.functional import conv1d, silu, softplus
 
 from lt_shared.models.architecture import GatedDelta
+from lt_train.config.kernels import FLASH_LINEAR, FLASH_LINEAR_KIMI
+from lt_train.config.settings.layers import TORCH
 from lt_train.kernels import delta_rules
 from lt_train.models.mixers import convolution, gated_delta, kimi_delta
 from lt_train.ops.gated_delta_rule import gated_delta_rule
@@ -32,14 +34,18 @@ def by_document(function: Any, cu_seqlens: Tensor | None, *parts: Tensor) -> Ten
 
 
 def rule(
-    q: Tensor, k: Tensor, v: Tensor, *, g: Tensor, beta: Tensor, dt_bias: Tensor, cu_seqlens: Any, **options: Any
+    q: Tensor, k: Tensor, v: Tensor, *, g: Tensor, beta: Tensor, dt_bias: Tensor | None = None, cu_seqlens: Any, **options: Any
 ) -> tuple[Tensor, None]:
     """As flash-linear-attention documents its arguments."""
-    log_rates = options.pop("A_log")
+    log_rates = options.pop("A_log", None)
     factor = 2 if options.pop("allow_neg_eigval", False) else 1
-    assert options == dict.fromkeys(("use_qk_l2norm_in_kernel", "use_gate_in_kernel", "use_beta_sigmoid_in_kernel"), True)
-    rates = softplus(g + dt_bias.view(g.shape[2:]))
-    decay = -(log_rates.exp() if g.dim() == 3 else log_rates.exp()[:, None]) * rates
+    has_gates = options.pop("use_gate_in_kernel")
+    assert options == dict.fromkeys(("use_qk_l2norm_in_kernel", "use_beta_sigmoid_in_kernel"), True)
+    decay = g
+    if has_gates:
+        assert log_rates is not None and dt_bias is not None
+        rates = softplus(g + dt_bias.view(g.shape[2:]))
+        decay = -(log_rates.exp() if g.dim() == 3 else log_rates.exp()[:, None]) * rates
     return by_document(gated_delta_rule, cu_seqlens, q, k, v, decay, factor * beta.sigmoid()), None
 
 
@@ -72,7 +78,7 @@ def one_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(delta_rules, "load", lambda: package)
 
 
-def mixer(kind: Any, sizes: GatedDelta, by_kernels: bool) -> Any:
+def mixer(kind: Any, sizes: GatedDelta, kernels: str) -> Any:
     config: Any = SimpleNamespace(
         hidden_size=HIDDEN,
         tensor_model_parallel_size=1,
@@ -81,7 +87,7 @@ def mixer(kind: Any, sizes: GatedDelta, by_kernels: bool) -> Any:
         sequence_parallel=False,
     )
     torch.manual_seed(3)
-    module = kind(config, sizes, LINEARS, by_kernels)
+    module = kind(config, sizes, LINEARS, kernels)
     with torch.no_grad():
         for parameter in module.parameters():
             parameter.normal_(0, 0.5)
@@ -90,18 +96,21 @@ def mixer(kind: Any, sizes: GatedDelta, by_kernels: bool) -> Any:
 
 @pytest.mark.parametrize("documents", [None, DOCUMENTS])
 @pytest.mark.parametrize(
-    ("kind", "sizes"),
+    ("kind", "sizes", "kernels"),
     [
-        (gated_delta.GatedDeltaNet, DELTA),
-        (gated_delta.GatedDeltaNet, GatedDelta((0,), 2, 4, 8, 6, doubles_strength=True)),
-        (kimi_delta.KimiDeltaAttention, KIMI),
+        (gated_delta.GatedDeltaNet, DELTA, FLASH_LINEAR),
+        (gated_delta.GatedDeltaNet, GatedDelta((0,), 2, 4, 8, 6, doubles_strength=True), FLASH_LINEAR),
+        (gated_delta.GatedDeltaNet, GatedDelta((0,), 2, 4, 8, 6, doubles_strength=True), FLASH_LINEAR_KIMI),
+        (kimi_delta.KimiDeltaAttention, KIMI, FLASH_LINEAR),
     ],
 )
-def test_kernels_get_what_the_plain_path_computes_with(kind: Any, sizes: GatedDelta, documents: Tensor | None) -> None:
+def test_kernels_get_what_the_plain_path_computes_with(
+    kind: Any, sizes: GatedDelta, kernels: str, documents: Tensor | None
+) -> None:
     results = []
     hidden = torch.randn(LENGTH, 2, HIDDEN, generator=torch.Generator().manual_seed(1))
-    for by_kernels in (False, True):
-        module, states = mixer(kind, sizes, by_kernels), hidden.clone().requires_grad_()
+    for choice in (TORCH, kernels):
+        module, states = mixer(kind, sizes, choice), hidden.clone().requires_grad_()
         output, _ = module(states, documents, None)
         weights = torch.randn(output.shape, generator=torch.Generator().manual_seed(2))
         results.append([output, *torch.autograd.grad((output * weights).sum(), (states, *module.parameters()))])

@@ -58,7 +58,8 @@ def store(monkeypatch: pytest.MonkeyPatch) -> Iterator[torch.distributed.Store]:
 
 
 def fail() -> None:
-    failure_report.replacement_error(BadData("the index is damaged"), RankEnvironment(1, 1, 2, 2, "127.0.0.1", 0, "torchrun"))
+    rank_env = RankEnvironment(1, 1, 2, 2, "127.0.0.1", 0, "torchrun")
+    failure_report.replacement_error(BadData("the index is damaged"), rank_env, str)
 
 
 def test_a_rank_that_waits_on_is_ended(store: torch.distributed.Store, monkeypatch: pytest.MonkeyPatch) -> None:

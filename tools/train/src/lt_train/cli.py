@@ -118,15 +118,17 @@ def _show_plan(config: RunConfig, as_json: bool, is_finished: bool | None) -> in
         console.print_json(config.as_record() | {"rank_memory_bytes": estimate.as_record()} | progress)
     else:
         console.print_text(run_table.table(config, local_cluster, bool(is_finished)))
-    return _check_memory(estimate, local_cluster)
+    return _check_memory(config, estimate, local_cluster)
 
 
-def _check_memory(estimate: "Estimate", local_cluster: cluster.Cluster) -> int:
-    from lt_train.planner import search
+def _check_memory(config: RunConfig, estimate: "Estimate", local_cluster: cluster.Cluster) -> int:
+    from lt_train.planner import memory_advice, search
 
     if shortage := search.memory_shortage(estimate, local_cluster):
         elsewhere = "lt-train plan --gpu NAME --nodes N shows it on another machine"
-        raise BadConfig(f"the plan does not fit: {shortage.reason}", f"{search.LESS_MEMORY}; {elsewhere}")
+        raise BadConfig(
+            f"the plan does not fit: {shortage.reason}", f"{memory_advice.less_memory(config, shortage.is_certain)}; {elsewhere}"
+        )
     return ExitCode.OK
 
 

@@ -1,7 +1,7 @@
 """Granite 3 and 4 in transformers: Llama with multipliers of embeddings, layer outputs, attention scores and logits.
 
 `granitemoe` has experts in every layer, `granitemoeshared` also a shared one. `granitemoehybrid` (Granite 4) may have none: its
-feed-forward layer is then what is the shared expert otherwise. Its attention may rotate nothing; its Mamba layers are refused.
+feed-forward layer has the shared expert's name. Its attention may rotate nothing, and layers may have Mamba-2 in its place.
 """
 
 from functools import partial
@@ -9,13 +9,13 @@ from typing import Any
 
 from lt_shared.console import BadConfig
 from lt_shared.models.architecture import Architecture
-from lt_shared.models.huggingface import config_fields, rope_parameters, unsupported
+from lt_shared.models.huggingface import config_fields, mamba, rope_parameters
 from lt_shared.models.huggingface.config_fields import ModelType
 
 _MOE, _SHARED, _HYBRID = "granitemoe", "granitemoeshared", "granitemoehybrid"
 _TYPES = "layer_types"
 # The names of layers in the published files, and in transformers 5.
-_NAMES = {"attention": rope_parameters.FULL, "mamba": "linear_attention"}
+_NAMES = {"attention": rope_parameters.FULL, "mamba": mamba.LINEAR}
 
 
 def _write(architecture: Architecture) -> dict[str, Any]:
@@ -76,16 +76,17 @@ def _write_hybrid(architecture: Architecture) -> dict[str, Any]:
     experts = dense | _write(architecture) if architecture.num_experts is None else _write_shared(architecture)
     return experts | {
         "position_embedding_type": None if architecture.no_rope_freq else "rope",
-        _TYPES: [rope_parameters.FULL] * architecture.num_layers,
-        # For Mamba layers, of which there are none; transformers checks that heads divide their width.
-        "mamba_n_heads": 1,
+        _TYPES: mamba.layer_types(architecture),
+        # Without Mamba layers, transformers still checks that heads divide their width.
+        **({"mamba_n_heads": 1} if architecture.mamba is None else mamba.written(architecture)),
     }
 
 
 def _read_hybrid(config: dict[str, Any], name: str) -> Architecture:
-    if set(config.get(_TYPES) or _NAMES.values()) != {rope_parameters.FULL}:
-        raise BadConfig(f"{name}: {_TYPES} has layers with {unsupported.STATE_SPACE}", unsupported.HINT)
     positions: dict[str, Any] = {"no_rope_freq": None if config["position_embedding_type"] == "rope" else 1}
+    types = config.get(_TYPES) or [mamba.LINEAR] * config["num_hidden_layers"]
+    if set(types) != {rope_parameters.FULL}:
+        positions["mamba"] = mamba.read(config, name, _HYBRID, types)
     if config["num_local_experts"]:
         return _read_shared(config, name, _HYBRID, **positions)
     dense = config | {"intermediate_size": config["shared_intermediate_size"]}
@@ -120,5 +121,6 @@ GRANITEMOEHYBRID = ModelType(
     _write_hybrid,
     _read_hybrid,
     language_model=_with_new_names,
-    defaults=_EXPERTS | _POSITIONS | {"shared_intermediate_size": 1024, "position_embedding_type": None},
+    defaults=_EXPERTS | _POSITIONS | mamba.DEFAULTS | {"shared_intermediate_size": 1024, "position_embedding_type": None},
+    layer_types=mamba.layer_types,
 )

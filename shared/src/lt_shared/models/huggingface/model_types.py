@@ -13,6 +13,7 @@ from lt_shared.models.huggingface import unsupported
 from lt_shared.models.huggingface.adjacent_pairs import ERNIE4_5, GLM, GLM4, HELIUM
 from lt_shared.models.huggingface.apertus import APERTUS
 from lt_shared.models.huggingface.arcee import ARCEE, NEMOTRON, STARCODER2
+from lt_shared.models.huggingface.bamba import BAMBA
 from lt_shared.models.huggingface.cohere import COHERE, COHERE2
 from lt_shared.models.huggingface.config_fields import ModelType
 from lt_shared.models.huggingface.deepseek import DEEPSEEK_V2, DEEPSEEK_V3, GLM4_MOE_LITE, KIMI_K2
@@ -101,6 +102,7 @@ _ALL = (
     LFM2,
     LFM2_MOE,
     NEMOTRON_H,
+    BAMBA,
     GPT2,
 )
 _TYPES = {kind.name: kind for kind in _ALL}

@@ -10,6 +10,7 @@ from lt_shared.models.architecture import Architecture
 from lt_shared.models.presets.adjacent_pairs import ADJACENT_PAIRS
 from lt_shared.models.presets.apertus import APERTUS
 from lt_shared.models.presets.arcee import ARCEE
+from lt_shared.models.presets.bamba import BAMBA
 from lt_shared.models.presets.cohere import COHERE
 from lt_shared.models.presets.deepseek import DEEPSEEK
 from lt_shared.models.presets.dense import DENSE
@@ -56,6 +57,7 @@ _ALL = (
     *ADJACENT_PAIRS,
     *LFM2,
     *NEMOTRON_H,
+    *BAMBA,
 )
 PRESETS = {architecture.name: architecture for architecture in _ALL}
 

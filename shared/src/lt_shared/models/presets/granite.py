@@ -1,10 +1,11 @@
 """Granite 3: tied embeddings, and multipliers in four places. Versions 3.1 and later have other rotary bases.
 
-Granite 4 without Mamba layers has the same layers under other names in its files, and may rotate nothing."""
+Granite 4 has the same layers under other names in its files, and may rotate nothing; most layers of its hybrids have Mamba-2."""
 
 import dataclasses
 
 from lt_shared.models.architecture import Architecture
+from lt_shared.models.presets.bamba import mamba_without
 from lt_shared.models.presets.dense import TINY, llama
 
 
@@ -33,6 +34,31 @@ def _mixture(name: str, layers: int, hidden: int, experts: int) -> Architecture:
         moe_router_topk=8,
         moe_aux_loss_coeff=0.001,
         model_type="granitemoe",
+    )
+
+
+def _hybrid(name: str, hidden: int, ffn: int, heads: tuple[int, int], scores: float, logits: float) -> Architecture:
+    """Granite 4 with Mamba-2 in all layers but four, attention that rotates nothing, and `heads` of queries and of keys."""
+    queries, keys = heads
+    return dataclasses.replace(
+        _granite(name, hidden, ffn, scores, logits, 10000.0, 131072),
+        vocab_size=100352,
+        num_attention_heads=queries,
+        num_query_groups=keys,
+        kv_channels=hidden // queries,
+        no_rope_freq=1,
+        mamba=mamba_without((5, 15, 25, 35), 40, 2 * hidden // 64),
+        model_type="granitemoehybrid",
+    )
+
+
+def _experts(model: Architecture, experts: int, chosen: int) -> Architecture:
+    return dataclasses.replace(
+        model,
+        num_experts=experts,
+        moe_router_topk=chosen,
+        moe_shared_expert_intermediate_size=2 * model.ffn_hidden_size,
+        moe_aux_loss_coeff=0.001,
     )
 
 
@@ -65,4 +91,10 @@ GRANITE = (
         kv_channels=64,
         model_type="granitemoehybrid",
     ),
+    dataclasses.replace(
+        _TINY, name="tiny-granite4-h", model_type="granitemoehybrid", no_rope_freq=1, mamba=mamba_without((2,), 4, 16, 16, 32)
+    ),
+    _hybrid("granite-4.0-h-micro", 2048, 8192, (32, 8), 0.015625, 8.0),
+    _experts(_hybrid("granite-4.0-h-tiny", 1536, 512, (12, 4), 0.0078125, 6.0), 64, 6),
+    _experts(_hybrid("granite-4.0-h-small", 4096, 768, (32, 8), 0.0078125, 16.0), 72, 10),
 )

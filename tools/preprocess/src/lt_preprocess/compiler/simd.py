@@ -16,7 +16,7 @@ BLOCK_BYTES = 64
 """Bytes of text in a mask: as many as an integer has bits."""
 
 LANES = 16
-"""32-bit integers that `lane_min`, `copy_lanes` and `fill_lanes` work on at once."""
+"""32-bit integers that `lane_min`, `copy_lanes`, `fill_lanes` and `merge_lanes` work on at once."""
 
 
 def _block() -> Any:
@@ -234,14 +234,41 @@ def copy_lanes(typing: Any, source: Any, target: Any) -> Any:
 
 
 @typed_intrinsic
-def fill_lanes(typing: Any, target: Any) -> Any:
-    """Set all bits of LANES uint32."""
+def fill_lanes(typing: Any, target: Any, value: Any) -> Any:
+    """Store `value` in LANES uint32."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        store_as(_lanes(), builder, ir.Constant(_lanes(), [0xFFFFFFFF] * LANES), arguments[0])
+        store_as(_lanes(), builder, _broadcast(builder, arguments[1], _lanes()), arguments[0])
         return context.get_dummy_value()
 
-    return types.void(types.int64), generate
+    return types.void(types.int64, types.uint32), generate
+
+
+@typed_intrinsic
+def merge_lanes(typing: Any, address: Any, at: Any, before: Any, value: Any) -> Any:
+    """Merge lane `at` of the LANES uint32 at `address` with the lane after it, into `value`; store `before` in the lane before.
+
+    Lanes after `at` move forward by one; the first uint32 after the LANES moves into the last lane. `at` is from -LANES to LANES:
+    lanes of an array that begins or ends elsewhere. A processor stalls when it loads lanes that a narrower store has changed, so
+    all lanes are stored at once.
+    """
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        address, at, before, value = arguments
+        lanes = load_as(_lanes(), builder, address)
+        following = load_as(_lanes(), builder, builder.add(address, ir.Constant(integer(64), 4 * LANES)))
+        moved = builder.shuffle_vector(lanes, following, ir.Constant(_lanes(), list(range(1, LANES + 1))))
+        numbers = ir.Constant(_lanes(), list(range(LANES)))
+        first = _broadcast(builder, builder.trunc(at, integer(32)), _lanes())
+        one_before = builder.sub(first, ir.Constant(_lanes(), [1] * LANES))
+        merged = builder.select(builder.icmp_signed(">", numbers, first), moved, lanes)
+        for number, content in ((one_before, before), (first, value)):
+            is_here = builder.icmp_signed("==", numbers, number)
+            merged = builder.select(is_here, _broadcast(builder, content, _lanes()), merged)
+        store_as(_lanes(), builder, merged, address)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64, types.uint32, types.uint32), generate
 
 
 @typed_intrinsic

@@ -225,6 +225,11 @@ def _flash_head_obstacles(model: Architecture) -> Obstacles:
     return {f"latent attention with heads of {sizes[0]} and {sizes[1]}, {only}": sizes != FLASH_LATENT_HEAD_SIZES}
 
 
+def delta_state_obstacles(run: Run) -> Obstacles:
+    """List obstacles to Triton's kernel for the states of gated delta (`lt_train.kernels.delta_states`)."""
+    return _not_triton(run)
+
+
 def delta_rule_obstacles(run: Run) -> Obstacles:
     """List obstacles to flash-linear-attention's kernels. In float32 they multiply in TF32."""
     delta = run.architecture.gated_delta

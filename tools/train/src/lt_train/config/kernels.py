@@ -21,6 +21,7 @@ from lt_train.config.kernel_obstacles import (
     Obstacles,
     Run,
     delta_rule_obstacles,
+    delta_state_obstacles,
     gemm_epilogue_obstacles,
     grouped_expert_obstacles,
     grouped_fp8_obstacles,
@@ -29,7 +30,14 @@ from lt_train.config.kernel_obstacles import (
     overlap_obstacles,
     shared_shard_obstacles,
 )
-from lt_train.config.optional_packages import FLASH_ATTENTION, FLASH_LINEAR_ATTENTION, QUACK, SYMMETRIC_MEMORY, Package
+from lt_train.config.optional_packages import (
+    FLASH_ATTENTION,
+    FLASH_LINEAR_ATTENTION,
+    QUACK,
+    SYMMETRIC_MEMORY,
+    Package,
+    miscompiles_gated_delta,
+)
 from lt_train.config.settings.layers import (
     AUTO,
     FLASH,
@@ -50,6 +58,8 @@ NONE_FAILED: Failures = {}
 
 FLASH_ATTENTION_4 = "flash-attn-4"
 FLASH_LINEAR = "flash-linear-attention"
+# The package's kernels of Kimi Delta Attention, with equal decays in all channels.
+FLASH_LINEAR_KIMI = "flash-linear-attention-kimi"
 SDPA = "sdpa"
 FLEX = "flex-attention"
 GROUPED = "grouped"
@@ -73,9 +83,9 @@ class Kernels:
     `attention` is "flash-attn-4", "sdpa" (PyTorch's, cuDNN first) or "flex-attention"; `swiglu` "gemm-epilogue", "triton" or
     "torch"; `cross_entropy` "fused-linear", "triton" or "torch"; `norm`, `rope` and `adamw` "triton" or "torch"; `fp8_cast`
     "triton" or "torch", None without fp8; `experts` "grouped-fp8", "grouped-gemm-epilogue", "grouped" or "sequential", None
-    without experts; `delta`, for layers of gated delta and of Kimi Delta Attention, "flash-linear-attention" or "torch", None
-    without them; `collectives` of tensor parallelism or FSDP "symmetric-memory", which overlaps them with GEMMs, or "torch", None
-    without both.
+    without experts; `delta`, for layers of gated delta and of Kimi Delta Attention, "flash-linear-attention", its kernels of Kimi
+    Delta Attention for both ("flash-linear-attention-kimi"), "triton" for the states, or "torch", None without such layers;
+    `collectives` of tensor parallelism or FSDP "symmetric-memory", which overlaps them with GEMMs, or "torch", None without both.
     `recomputes_swiglu`: the backward pass computes SwiGLU again instead of keeping its output.
     """
 
@@ -124,7 +134,7 @@ def choose(run: Run, capability: Capability, failed: Failures = NONE_FAILED) -> 
         collectives=_collectives(run, failed),
         # If the whole MLP is recomputed, SwiGLU is recomputed with it.
         recomputes_swiglu=SWIGLU in modules and "mlp" not in modules,
-        delta=_delta(run, failed),
+        delta=_delta(run, capability, failed),
     )
 
 
@@ -295,23 +305,30 @@ def _experts(run: Run, capability: Capability, failed: Failures) -> str | None:
     return GROUPED_GEMM_EPILOGUE if _reason(grouped_fp8_obstacles(run)) else GROUPED_FP8
 
 
-def _delta(run: Run, failed: Failures) -> str | None:
-    if run.architecture.gated_delta is None:
+def _delta(run: Run, capability: Capability, failed: Failures) -> str | None:
+    delta = run.architecture.gated_delta
+    if delta is None:
         return None
     is_there = FLASH_LINEAR_ATTENTION not in failed and not FLASH_LINEAR_ATTENTION.missing()
-    return FLASH_LINEAR if is_there and _reason(delta_rule_obstacles(run)) is None else TORCH
+    if is_there and _reason(delta_rule_obstacles(run)) is None:
+        return FLASH_LINEAR_KIMI if not delta.decays_channels and miscompiles_gated_delta(capability) else FLASH_LINEAR
+    return TORCH if _reason(delta_state_obstacles(run)) else TRITON
 
 
-def missing_delta_kernels(run: Run) -> str:
-    """Return how to install kernels for the layers of gated delta; empty if they are installed or could not compute the run."""
-    if run.architecture.gated_delta is None or _reason(delta_rule_obstacles(run)) or not FLASH_LINEAR_ATTENTION.missing():
+def delta_kernel_hint(run: Run, capability: Capability) -> str:
+    """Return how to get faster kernels for layers of gated delta; empty if there are none, or they could not compute the run."""
+    if run.architecture.gated_delta is None or _reason(delta_rule_obstacles(run)):
         return ""
-    return f"pip install {FLASH_LINEAR_ATTENTION.distribution} has faster kernels for gated delta"
+    if FLASH_LINEAR_ATTENTION.missing():
+        return f"pip install {FLASH_LINEAR_ATTENTION.distribution} has faster kernels for gated delta"
+    if _delta(run, capability, NONE_FAILED) == FLASH_LINEAR_KIMI:
+        return "Triton before 3.7.1 miscompiles the kernels of gated delta on Hopper GPUs: install Triton 3.7.1 or tilelang"
+    return ""
 
 
 def has_delta_kernels(run: Run) -> bool:
     """Return whether flash-linear-attention computes layers of gated delta. The memory estimate depends on this."""
-    return _delta(run, NONE_FAILED) == FLASH_LINEAR
+    return _delta(run, None, NONE_FAILED) == FLASH_LINEAR
 
 
 def _wants_overlap(run: Run) -> bool:

@@ -43,6 +43,17 @@ DISTRIBUTIONS = (
 )
 
 
+def miscompiles_gated_delta(capability: tuple[int, int] | None) -> bool:
+    """Return whether Triton here computes the gradient of flash-linear-attention's gated delta wrongly.
+
+    On Hopper GPUs, Triton 3.4 to 3.7.0 does. The package raises an error there, unless tilelang computes that kernel.
+    """
+    version = versions().get("triton", "")
+    numbers = tuple(int(part) for part in version.split("+")[0].split(".")[:3] if part.isdecimal())
+    is_hopper = capability is not None and capability[0] == 9
+    return is_hopper and (3, 4) <= numbers < (3, 7, 1) and not is_installed("tilelang")
+
+
 @functools.cache
 def is_installed(module: str) -> bool:
     """Return whether `import` would find a module."""

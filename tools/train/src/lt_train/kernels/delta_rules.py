@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import softplus
 
 
 class _Package(NamedTuple):
@@ -61,12 +62,27 @@ def gated_delta(
     biases: Tensor,
     doubles_strength: bool,
     borders: Tensor | None,
+    by_channel: bool = False,
 ) -> Tensor:
     """Return the outputs [b, s, value heads, dv], as `lt_train.ops.gated_delta_rule` defines the rule.
 
     `query` and `key` are [b, s, key heads, dk], `value` [b, s, value heads, dv]. A token's decay is exp(-exp(`log_rates`)
     softplus(`alphas` + `biases`)), its strength the sigmoid of `betas`; all four have a number per value head.
+    `by_channel`: the kernels of Kimi Delta Attention compute it, with the same decay in all channels of a key.
     """
+    if by_channel:
+        rates = -log_rates.float().exp() * softplus(alphas.float() + biases.float())
+        outputs, _ = load().kimi_delta(
+            query,
+            key,
+            value,
+            g=rates.unsqueeze(-1).expand(*rates.shape, key.shape[-1]),
+            beta=betas,
+            allow_neg_eigval=doubles_strength,
+            cu_seqlens=borders,
+            **(_IN_KERNEL | {"use_gate_in_kernel": False}),
+        )
+        return outputs  # type: ignore[no-any-return]
     outputs, _ = load().gated_delta(
         query,
         key,

@@ -15,8 +15,8 @@ from megatron.core.transformer.transformer_block import get_num_layers_to_build
 from megatron.core.transformer.transformer_layer import get_transformer_layer_offset
 
 from lt_shared.models.architecture import Architecture, sizes
-from lt_train.config.kernels import FLASH_ATTENTION_4, FLASH_LINEAR, Kernels, is_plain_rms_norm
-from lt_train.config.settings.layers import GEMM_EPILOGUE, TRITON
+from lt_train.config.kernels import FLASH_ATTENTION_4, Kernels, is_plain_rms_norm
+from lt_train.config.settings.layers import GEMM_EPILOGUE, TORCH, TRITON
 from lt_train.config.settings.routing import Routing
 from lt_train.models.block import (
     NORM_OF_MLP,
@@ -149,10 +149,10 @@ class Pattern:
                 return self._latent_attention(number)
             case sizes.GATED_DELTA:
                 assert self.architecture.gated_delta is not None
-                return GatedDeltaNet(self.config, self.architecture.gated_delta, self.linears, self._has_delta_kernels)
+                return GatedDeltaNet(self.config, self.architecture.gated_delta, self.linears, self.kernels.delta or TORCH)
             case sizes.KIMI_DELTA:
                 assert self.architecture.gated_delta is not None
-                return KimiDeltaAttention(self.config, self.architecture.gated_delta, self.linears, self._has_delta_kernels)
+                return KimiDeltaAttention(self.config, self.architecture.gated_delta, self.linears, self.kernels.delta or TORCH)
             case sizes.SHORT_CONVOLUTION:
                 assert self.architecture.short_convolution is not None
                 return GatedConvolution(self.config, self.architecture.short_convolution, self.linears)
@@ -163,10 +163,6 @@ class Pattern:
                 return IdentityOp()
             case kind:
                 raise AssertionError(f"layer {number} has the mixer {kind}, which has no module")
-
-    @property
-    def _has_delta_kernels(self) -> bool:
-        return self.kernels.delta == FLASH_LINEAR
 
     def _attention(self, number: int) -> Attention:
         window = self.architecture.window(number - 1)

@@ -15,6 +15,7 @@ gives them for all chunks at once. Only the state passes from chunk to chunk. Ev
 import torch
 from torch import Tensor
 
+from lt_train.kernels.delta_states import SMALLEST_SIDE, delta_states
 from lt_train.ops.chunks import in_chunks, visibility
 
 CHUNK = 64
@@ -23,13 +24,20 @@ NORM_EPSILON = 1e-6
 
 
 def gated_delta_rule(
-    query: Tensor, key: Tensor, value: Tensor, log_decay: Tensor, strength: Tensor, numbers: Tensor | None = None
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    log_decay: Tensor,
+    strength: Tensor,
+    numbers: Tensor | None = None,
+    by_triton: bool = False,
 ) -> Tensor:
     """Return the outputs [b, s, value heads, dv] in the dtype of `value`.
 
     `query` and `key` are [b, s, key heads, dk], not yet normalized; consecutive value heads share a key head. `value` is [b, s,
     value heads, dv]; `log_decay`, at most 0, and `strength` are [b, s, value heads], float32, or `log_decay` [b, s, value heads,
     dk] for every channel. `numbers` [b, s] are the tokens' document numbers, None if a sample is one document.
+    `by_triton`: a Triton kernel computes the states.
     """
     length, key_heads = key.shape[1:3]
     # A power of two, because products with decays for every channel halve it.
@@ -47,7 +55,7 @@ def gated_delta_rule(
     visible, reads, writes, carries = visibility(numbers, chunk, padding, values.device)
     from_start = decays.exp() * reads.unsqueeze(-1)
     to_end = (decays[..., -1:, :] - decays).exp() * writes.unsqueeze(-1)
-    over_chunk = (decays[..., -1, :].exp() * carries.unsqueeze(-1)).unsqueeze(-1)
+    over_chunk = decays[..., -1, :].exp() * carries.unsqueeze(-1)
 
     products = _products_by_channel if by_channel else _products
     system = strength * products(key, key, decays, visible)
@@ -57,15 +65,25 @@ def gated_delta_rule(
     written, forgotten = torch.split(solved, [values.shape[-1], key.shape[-1]], dim=-1)
     queries, keys = query * from_start, key * to_end
 
-    state = values.new_zeros(*values.shape[:1], *values.shape[2:4], key.shape[-1], values.shape[-1])
-    outputs = []
-    for index in range(values.shape[1]):
-        update = written[:, index] - forgotten[:, index] @ state
-        outputs.append(queries[:, index] @ state + scores[:, index] @ update)
-        state = state * over_chunk[:, index] + keys[:, index].transpose(-1, -2) @ update
-    # [b, chunks, key heads, value heads per key head, tokens, dv] to [b, s, value heads, dv].
-    stacked = torch.stack(outputs, dim=1).permute(0, 1, 4, 2, 3, 5)
-    return stacked.reshape(value.shape[0], -1, *value.shape[2:])[:, :length].to(value.dtype)
+    # [b, chunks, heads, ..]: all value heads in one axis.
+    over = over_chunk.expand(*forgotten.shape[:4], key.shape[-1])
+    parts = (part.flatten(2, 3) for part in (written, forgotten, keys, over))
+    states, updates = (delta_states if by_triton and chunk >= SMALLEST_SIDE else states_by_torch)(*parts)
+    scores = scores.expand(*written.shape[:4], chunk, chunk)
+    outputs = queries.flatten(2, 3) @ states + scores.flatten(2, 3) @ updates
+    # [b, chunks, value heads, tokens, dv] to [b, s, value heads, dv].
+    return outputs.transpose(2, 3).reshape(value.shape[0], -1, *value.shape[2:])[:, :length].to(value.dtype)
+
+
+def states_by_torch(written: Tensor, forgotten: Tensor, keys: Tensor, over: Tensor) -> tuple[Tensor, Tensor]:
+    """Return as `lt_train.kernels.delta_states`, chunk after chunk by torch's operations."""
+    state = written.new_zeros(*written.shape[:1], written.shape[2], keys.shape[-1], written.shape[-1])
+    states, updates = [], []
+    for index in range(written.shape[1]):
+        states.append(state)
+        updates.append(written[:, index] - forgotten[:, index] @ state)
+        state = state * over[:, index].unsqueeze(-1) + keys[:, index].mT @ updates[-1]
+    return torch.stack(states, dim=1), torch.stack(updates, dim=1)
 
 
 def _normalized(heads: Tensor) -> Tensor:

@@ -28,7 +28,6 @@ from lt_train.planner.stage_work import PipelineWork, model_work
 # Memory that the estimate leaves out: CUDA and NCCL, kernels and fragments.
 RUNTIME_BYTES = 3 * GIB // 2
 SPARE_SHARE = 0.06
-LESS_MEMORY = "more GPUs, or --parallel auto, --use-torch-fsdp2, --recompute-granularity full, a smaller --micro-batch-size"
 RECOMPUTATION = 1 / 3
 LARGE_BUBBLE = 0.2
 # The cost of twice as many stages per rank, which send twice as many activations. It was not measured.

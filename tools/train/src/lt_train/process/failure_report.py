@@ -12,6 +12,7 @@ import socket
 import sys
 import time
 import traceback
+from collections.abc import Callable
 
 import torch
 from torch.distributed.distributed_c10d import _get_default_store
@@ -43,13 +44,15 @@ class RankError(ToolError):
         self.exit_code = code  # type: ignore[assignment]
 
 
-def replacement_error(error: Exception, rank_env: RankEnvironment) -> BaseException:
+def replacement_error(error: Exception, rank_env: RankEnvironment, less_memory: Callable[[], str]) -> BaseException:
     """Return the exception to raise in place of `error`: its report, or a silent SystemExit if another rank reports.
+
+    `less_memory` names options that lower the run's memory.
 
     From here on a signal ends the process at once.
     """
     signals.die_by_signals()
-    report = _report(error, rank_env)
+    report = _report(error, rank_env, less_memory)
     if rank_env.world_size == 1 or not torch.distributed.is_initialized():
         return report
     try:
@@ -103,7 +106,7 @@ def is_echo(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and bool(_COMMUNICATION.search(str(error)))
 
 
-def _report(error: Exception, rank_env: RankEnvironment) -> RankError:
+def _report(error: Exception, rank_env: RankEnvironment, less_memory: Callable[[], str]) -> RankError:
     if isinstance(error, ToolError):
         return RankError(rank_env, str(error), error.hint, error.exit_code)
     # torch appends a stack of C++ frames to the first line.
@@ -111,8 +114,7 @@ def _report(error: Exception, rank_env: RankEnvironment) -> RankError:
     first_line = lines[0]
     # NCCL and CUDA raise errors that differ from torch's OutOfMemoryError: whichever allocates last fails.
     if of_memory := next((line for line in lines if _OUT_OF_MEMORY in line.lower()), None):
-        remedy = "use a smaller --micro-batch-size, recomputation, the distributed optimizer, or more model parallelism"
-        return RankError(rank_env, of_memory, remedy, ExitCode.BAD_CONFIG)
+        return RankError(rank_env, of_memory, less_memory(), ExitCode.BAD_CONFIG)
     if missing_package := _optional_package(error):
         package, remedy = missing_package
         reason = f"{type(error).__name__}: {first_line}"

@@ -15,7 +15,16 @@ from megatron.core import parallel_state
 from lt_shared.console import warn
 from lt_train.checkpoint import thread_switching
 from lt_train.config import kernels
-from lt_train.config.kernels import FLASH_ATTENTION_4, FLASH_LINEAR, GROUPED_BY_QUACK, NONE_FAILED, PEER_MEMORY, Failures, Kernels
+from lt_train.config.kernels import (
+    FLASH_ATTENTION_4,
+    FLASH_LINEAR,
+    FLASH_LINEAR_KIMI,
+    GROUPED_BY_QUACK,
+    NONE_FAILED,
+    PEER_MEMORY,
+    Failures,
+    Kernels,
+)
 from lt_train.config.optional_packages import FLASH_ATTENTION, FLASH_LINEAR_ATTENTION, QUACK, SYMMETRIC_MEMORY, Package
 from lt_train.config.run_config import RunConfig
 from lt_train.config.settings.layers import FUSED_LINEAR, GEMM_EPILOGUE, TRITON
@@ -96,7 +105,7 @@ def _imports(chosen: Kernels) -> dict[str, Callable[[], object]]:
         imports[QUACK.name] = gemm_epilogues.load
     elif chosen.experts in GROUPED_BY_QUACK:
         imports[QUACK.name] = grouped_gemm_epilogues.load
-    if chosen.delta == FLASH_LINEAR:
+    if chosen.delta in (FLASH_LINEAR, FLASH_LINEAR_KIMI):
         imports[FLASH_LINEAR_ATTENTION.name] = delta_rules.load
     return imports
 
@@ -154,8 +163,8 @@ def _alone(shapes: Shapes, chosen: Kernels, rank_device: torch.device) -> dict[P
         trials[FLASH_ATTENTION] = lambda: _try_attention(shapes, rank_device)
     if chosen.swiglu == GEMM_EPILOGUE or chosen.cross_entropy == FUSED_LINEAR or chosen.experts in GROUPED_BY_QUACK:
         trials[QUACK] = lambda: _try_gemm_epilogues(shapes, chosen, rank_device)
-    if chosen.delta == FLASH_LINEAR:
-        trials[FLASH_LINEAR_ATTENTION] = lambda: _try_delta_rule(shapes, rank_device)
+    if chosen.delta in (FLASH_LINEAR, FLASH_LINEAR_KIMI):
+        trials[FLASH_LINEAR_ATTENTION] = lambda: _try_delta_rule(shapes, chosen.delta == FLASH_LINEAR_KIMI, rank_device)
     return trials
 
 
@@ -211,7 +220,7 @@ def _try_attention(shapes: Shapes, rank_device: torch.device) -> None:
     torch.autograd.grad(attended, (query, key, value), attended)
 
 
-def _try_delta_rule(shapes: Shapes, rank_device: torch.device) -> None:
+def _try_delta_rule(shapes: Shapes, by_channel: bool, rank_device: torch.device) -> None:
     delta, dtype = shapes.delta, torch.bfloat16 if shapes.is_bfloat16 else torch.float16
     assert delta is not None
     samples, tokens = (1, shapes.samples * shapes.tokens) if shapes.has_documents else (shapes.samples, shapes.tokens)
@@ -235,7 +244,7 @@ def _try_delta_rule(shapes: Shapes, rank_device: torch.device) -> None:
         outputs = delta_rules.kimi_delta(query, key, value, rates, betas, log_rates, random(values * size), borders)
     else:
         alphas, biases = random(samples, tokens, values), random(values)
-        outputs = delta_rules.gated_delta(query, key, value, alphas, betas, log_rates, biases, False, borders)
+        outputs = delta_rules.gated_delta(query, key, value, alphas, betas, log_rates, biases, False, borders, by_channel)
     torch.autograd.grad(outputs, (*channels, *weights), outputs)
 
 

@@ -23,7 +23,7 @@ from lt_train.checkpoint.memory import stored_start
 from lt_train.checkpoint.saver import Saver
 from lt_train.checkpoint.training_state import TrainingState
 from lt_train.config import megatron_arguments, optional_packages
-from lt_train.config.kernels import Kernels, missing_delta_kernels
+from lt_train.config.kernels import Kernels, delta_kernel_hint
 from lt_train.config.run_config import RunConfig
 from lt_train.config.settings.model.description import describe
 from lt_train.data import blended_dataset, order_record
@@ -113,7 +113,7 @@ def _train(config: RunConfig, rank_environment: RankEnvironment, rank_device: to
         log.arguments(arguments)
         for line in describe(config.architecture):
             log.line(line, brief=())
-        hint = missing_delta_kernels(config)
+        hint = delta_kernel_hint(config, device.capability_of(rank_device))
         log.line(f"  kernels: {chosen}{hint and f' ({hint})'}")
         log.line("  versions: " + ", ".join(f"{package} {version}" for package, version in versions.items()), ())
         log.line(clock.starting("building the model").format(_now()), ())

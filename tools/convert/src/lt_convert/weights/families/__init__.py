@@ -3,6 +3,7 @@
 from lt_convert.weights.families.adjacent_pairs import ERNIE4_5, GLM, GLM4, HELIUM
 from lt_convert.weights.families.apertus import APERTUS
 from lt_convert.weights.families.arcee import ARCEE, NEMOTRON, STARCODER2
+from lt_convert.weights.families.bamba import BAMBA
 from lt_convert.weights.families.cohere import COHERE
 from lt_convert.weights.families.deepseek import DEEPSEEK
 from lt_convert.weights.families.ernie4_5_moe import ERNIE4_5_MOE
@@ -11,7 +12,7 @@ from lt_convert.weights.families.gemma import GEMMA, GEMMA2, GEMMA3
 from lt_convert.weights.families.glm4_moe import GLM4_MOE
 from lt_convert.weights.families.gpt2 import GPT2
 from lt_convert.weights.families.gpt_oss import GPT_OSS
-from lt_convert.weights.families.granite import GRANITE, GRANITE4
+from lt_convert.weights.families.granite import GRANITE, GRANITE4, GRANITE4_HYBRID
 from lt_convert.weights.families.hunyuan import HUNYUAN_V1_DENSE, HUNYUAN_V1_MOE
 from lt_convert.weights.families.kimi_linear import KIMI_LINEAR
 from lt_convert.weights.families.lfm2 import LFM2, LFM2_MOE
@@ -96,7 +97,12 @@ FAMILIES = {
     "lfm2": LFM2,
     "lfm2_moe": LFM2_MOE,
     "nemotron_h": NEMOTRON_H,
+    "bamba": BAMBA,
 }
+
+
+# Types whose models may have Mamba-2 layers, and then have another family.
+WITH_MAMBA = {"granitemoehybrid": GRANITE4_HYBRID}
 
 
 def family_of(architecture: Architecture) -> Family:
@@ -108,4 +114,4 @@ def family_of(architecture: Architecture) -> Family:
             f"{architecture.name}: no supported family has this combination of features{f': {difference}' if difference else ''}",
             "docs/guides/models.md lists the families and their features",
         )
-    return FAMILIES[kind]
+    return WITH_MAMBA[kind] if architecture.mamba and kind in WITH_MAMBA else FAMILIES[kind]

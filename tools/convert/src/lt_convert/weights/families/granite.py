@@ -1,12 +1,13 @@
 """The Granite families: Granite 3 has the tensors of Llama; its multipliers are settings. TorchTitan has no such models.
 
 Files of the mixtures, and of Granite 4, fuse gate and up projections, and stack a layer's experts. Without experts, a Granite 4
-calls its feed-forward layer `shared_mlp`, the shared expert's name in a layer with experts.
+calls its feed-forward layer `shared_mlp`, the shared expert's name in a layer with experts. A Granite 4 with Mamba-2 layers has
+tables of its own, because only some of its layers have attention.
 """
 
 from collections.abc import Mapping
 
-from lt_convert.weights.families import expert_layers, llama
+from lt_convert.weights.families import expert_layers, llama, mamba
 from lt_convert.weights.families.llama import MLP_NORM
 from lt_convert.weights.mapping import MEGATRON, MEGATRON_LOCAL, MEGATRON_TE, Family, Shape, Table
 from lt_convert.weights.placeholders import DENSE_LAYER, EXPERT_LAYER
@@ -35,8 +36,14 @@ def _mlp(layer: str, hidden: int, width: int) -> dict[str, Shape]:
     return {f"{layer}{_SHARED_INPUT}": (2 * width, hidden), f"{layer}{_SHARED_OUTPUT}": (hidden, width)}
 
 
+def _mixers(architecture: Architecture) -> dict[str, Shape]:
+    if architecture.mamba is None:
+        return llama.attention(architecture)
+    return mamba.hybrid_shapes(architecture) | {MLP_NORM: (architecture.hidden_size,)}
+
+
 def _shapes(architecture: Architecture) -> Mapping[str, Shape]:
-    hidden, attention = architecture.hidden_size, llama.attention(architecture)
+    hidden, attention = architecture.hidden_size, _mixers(architecture)
     if architecture.num_experts is None:
         return llama.decoder(architecture, attention | _mlp(expert_layers.DENSE, hidden, architecture.ffn_hidden_size))
     experts, ffn = architecture.num_experts, architecture.expert_size
@@ -73,6 +80,11 @@ def _table(stacked: bool) -> Table:
     }
 
 
+_MLP_MODULES = (
+    *expert_layers.dense_extra_states(_DENSE),
+    f"{_EXPERT}pre_mlp_layernorm",
+    *expert_layers.expert_extra_states(_EXPERT),
+)
 GRANITE4 = Family(
     name="granite4",
     shapes=_shapes,
@@ -83,8 +95,17 @@ GRANITE4 = Family(
     },
     extra_state_modules=(
         *(module for module in llama.EXTRA_STATE_MODULES if ".mlp." not in module),
-        *expert_layers.dense_extra_states(_DENSE),
-        f"{_EXPERT}pre_mlp_layernorm",
-        *expert_layers.expert_extra_states(_EXPERT),
+        *_MLP_MODULES,
     ),
+)
+GRANITE4_HYBRID = Family(
+    name="granite4_hybrid",
+    shapes=_shapes,
+    tables={
+        MEGATRON: {
+            **{pattern: op for pattern, op in _table(stacked=True).items() if ".self_attention." not in pattern},
+            **mamba.HYBRID_TABLE,
+        }
+    },
+    extra_state_modules=(*mamba.HYBRID_EXTRA_STATE_MODULES, *_MLP_MODULES, "decoder.final_layernorm"),
 )

@@ -7,15 +7,23 @@ format and TorchTitan have no such layers.
 
 from collections.abc import Callable, Iterator
 
+from lt_convert.weights.families.llama import ATTENTION_NORM
 from lt_convert.weights.mapping import Shape, Table
 from lt_convert.weights.placeholders import layer_with
-from lt_convert.weights.weight_ops import RowMapping, Rows
+from lt_convert.weights.weight_ops import QueryGroups, RowMapping, Rows
 from lt_shared.models.architecture import Architecture, Mamba
-from lt_shared.models.architecture.sizes import MAMBA
+from lt_shared.models.architecture.sizes import ATTENTION, MAMBA
 
+ATTENTION_LAYER, MAMBA_LAYER = (f"model.layers.{layer_with(kind)}." for kind in (ATTENTION, MAMBA))
+_MEGATRON_ATTENTION = f"decoder.layers.{layer_with(ATTENTION)}.self_attention."
 MEGATRON_MIXER = f"decoder.layers.{layer_with(MAMBA)}.mixer."
 _PROJECTED, _CONVOLVED = ("z", "x", "B", "C", "dt"), ("x", "B", "C")
 EXTRA_STATE_MODULES = (f"{MEGATRON_MIXER}in_proj", f"{MEGATRON_MIXER}out_proj")
+# Both mixers of a model that has Mamba in place of some layers' attention.
+HYBRID_EXTRA_STATE_MODULES = (
+    *EXTRA_STATE_MODULES,
+    *(f"{_MEGATRON_ATTENTION}{name}" for name in ("linear_qkv", "core_attention", "linear_proj")),
+)
 
 
 def mamba_of(architecture: Architecture) -> Mamba:
@@ -71,3 +79,24 @@ def table(layer: str, norm: str) -> Table:
         },
         f"{MEGATRON_MIXER}out_proj.weight": Rows(f"{layer}out_proj.weight"),
     }
+
+
+def hybrid_shapes(architecture: Architecture) -> dict[str, Shape]:
+    """The tensors of both mixers in a model that has Mamba in place of some layers' attention."""
+    hidden, queries, keys = architecture.hidden_size, architecture.query_size, architecture.kv_size
+    return {
+        **shapes(architecture, f"{MAMBA_LAYER}mamba."),
+        f"{ATTENTION_LAYER}self_attn.q_proj.weight": (queries, hidden),
+        f"{ATTENTION_LAYER}self_attn.k_proj.weight": (keys, hidden),
+        f"{ATTENTION_LAYER}self_attn.v_proj.weight": (keys, hidden),
+        f"{ATTENTION_LAYER}self_attn.o_proj.weight": (hidden, queries),
+        ATTENTION_NORM: (hidden,),
+    }
+
+
+HYBRID_TABLE: Table = {
+    **table(f"{MAMBA_LAYER}mamba.", f"{MAMBA_LAYER}input_layernorm.weight"),
+    f"{_MEGATRON_ATTENTION}linear_qkv.layer_norm_weight": Rows(f"{ATTENTION_LAYER}input_layernorm.weight"),
+    f"{_MEGATRON_ATTENTION}linear_qkv.weight": QueryGroups(*(f"{ATTENTION_LAYER}self_attn.{name}_proj.weight" for name in "qkv")),
+    f"{_MEGATRON_ATTENTION}linear_proj.weight": Rows(f"{ATTENTION_LAYER}self_attn.o_proj.weight"),
+}

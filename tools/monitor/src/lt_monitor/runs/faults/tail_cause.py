@@ -18,7 +18,7 @@ from lt_monitor.logs.formats import xids
 from lt_monitor.logs.line_parsers import BRACKETS
 from lt_monitor.logs.lines import Line
 from lt_monitor.logs.log_tail import LogTail
-from lt_monitor.runs.faults import log_endings, silent_ends
+from lt_monitor.runs.faults import log_endings, silent_ends, slurm_states
 from lt_monitor.runs.faults.advice import ADVICE, Action, advice
 from lt_monitor.runs.faults.failure_causes import (
     MAXIMUM_NAMED,
@@ -38,6 +38,8 @@ LATE_OUTPUT_BYTES = 1 << 16
 KILL_WAIT_BYTES = 1 << 13
 # Keep the log open: if it is rotated meanwhile, the open file still has its end.
 MAXIMUM_OPEN_LOGS = 64
+SILENCE = "the log stops without a word"
+COMPLETED = "completed"
 _EARLY_ENDS = ("signal", "duration")
 _COMPLETED = re.compile(
     rb"'train_runtime': |[Tt]raining (?:is )?(?:completed?|finished|done)\b|[Ff]inished training|`Trainer\.fit` stopped: `max_"
@@ -101,7 +103,8 @@ class Cause:
 def tail_cause(patterns: Sequence[str], is_ended: bool = False) -> Cause:
     """Why the job whose logs these are has ended. Raises what opening a log raises.
 
-    `is_ended`: the job has ended for certain, so a log without an end is a failure.
+    `is_ended`: the job has ended for certain, so a log without an end is a failure. Records of `lt-monitor slurm` among the logs
+    say so as well, and why Slurm ended the job.
     """
     tails: list[LogTail] = []
     try:
@@ -112,10 +115,21 @@ def tail_cause(patterns: Sequence[str], is_ended: bool = False) -> Cause:
         problems = {tail.path: tail.problem for tail in tails if tail.problem is not None}
         log_files.require_one_text(problems, len(tails))
         readable_tails = [tail for tail in tails if tail.problem is None]
-        return _stopped_if_repeated(_of_job(readable_tails, is_ended), readable_tails)
+        log_tails, job = slurm_states.split(readable_tails)
+        cause = _of_job(log_tails, is_ended or slurm_states.is_ended(job))
+        return _stopped_if_repeated(cause if job is None else _with_state(cause, job), log_tails)
     finally:
         for tail in tails:
             tail.close()
+
+
+def _with_state(cause: Cause, job: Record) -> Cause:
+    """Correct the cause that the logs show by the state of the job that wrote them."""
+    is_silent = cause.fault == "unknown" and cause.message.startswith(SILENCE)
+    if is_silent and (slurm_states.is_running(job) or job["state"] == "COMPLETED"):
+        return _nothing(f"no failure: {slurm_states.description(job)}", Action.NONE, cause.last_step)
+    fault = slurm_states.fault_of(job, cause.fault) if cause.message != COMPLETED else None
+    return cause if fault is None else _cause(fault, [fault], {}, cause.last_step)
 
 
 def _stopped_if_repeated(cause: Cause, tails: Sequence[LogTail]) -> Cause:
@@ -146,7 +160,7 @@ def _of_job(tails: Sequence[LogTail], is_ended: bool) -> Cause:
         faults = [fault for fault in faults if fault is not chosen]
     if not is_completed and (reason := next((end for tail in tails if (end := _end(tail)) is not None), None)) is not None:
         action = Action.AGAIN if reason in _EARLY_ENDS else Action.UNKNOWN if reason == "failed" else Action.NONE
-        return _nothing(f"ended early: {reason}" if action is not Action.NONE else "completed", action, last_step)
+        return _nothing(f"ended early: {reason}" if action is not Action.NONE else COMPLETED, action, last_step)
     if (nan := next((fault for tail in tails if (fault := log_endings.nan(tail)) is not None), None)) is not None:
         return _cause(nan, [nan], tail_by_name, last_step)
     if (
@@ -160,10 +174,10 @@ def _of_job(tails: Sequence[LogTail], is_ended: bool) -> Cause:
     ):
         return _cause(told, [told], tail_by_name, last_step)
     if is_completed:
-        return _nothing("completed", Action.NONE, last_step)
+        return _nothing(COMPLETED, Action.NONE, last_step)
     silence = silent_ends.silent_end(tails, is_ended)
     if silence is not None and silence.has_ended:
-        silenced = log_endings.silenced(tails, f"the log stops without a word{silence}")
+        silenced = log_endings.silenced(tails, f"{SILENCE}{silence}")
         return _cause(silenced, [silenced], tail_by_name, last_step)
     return _nothing("no failure" if silence is None else f"no failure, and no end yet{silence}", Action.NONE, last_step)
 

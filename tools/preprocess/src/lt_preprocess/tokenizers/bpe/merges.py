@@ -1,7 +1,7 @@
 """Byte-pair merging of one word, compiled: the lowest rank first, the leftmost of equals, until no pair merges.
 
 A word of up to SCANNED_BYTES bytes has an array with the ranks of neighbouring pairs: vector instructions find the smallest rank
-and shift the array's tail. Longer words use a heap over a linked list: n log n, not n squared.
+and merge two lanes, all stores as wide as the loads. Longer words use a heap over a linked list: n log n, not n squared.
 
 Look-ups: the ranks of byte pairs are an array. Other pairs are packed with their rank into eight bytes, eight pairs to a bucket;
 a bucket is a cache line, which one vector instruction compares. Four in five looked-up pairs do not merge: a Bloom filter with
@@ -28,7 +28,7 @@ from lt_preprocess.compiler.intrinsics import (
     trailing_zeros,
 )
 from lt_preprocess.compiler.jit import inner, kernel
-from lt_preprocess.compiler.simd import LANES, copy_lanes, equal_after_shift, fill_lanes, lane_min
+from lt_preprocess.compiler.simd import LANES, copy_lanes, equal_after_shift, fill_lanes, lane_min, merge_lanes
 
 Ids = npt.NDArray[np.int32]
 Ranks = npt.NDArray[np.uint32]
@@ -57,6 +57,8 @@ _LOW_HALF = np.uint64(0xFFFFFFFF)
 _NODE_BYTES = 16
 _ID, _PAIR_RANK, _BEFORE, _AFTER = range(0, _NODE_BYTES, 4)
 _SCRATCH_LANES = SCANNED_BYTES + 3 * LANES
+# Beyond a word: no pair has it, because it is above HIGHEST_ID.
+_NO_ID = np.uint32(HIGHEST_ID + 1)
 
 
 class MergeTables(NamedTuple):
@@ -187,21 +189,27 @@ def rank_of(tables: Merges, left: np.uint32, right: np.uint32) -> np.uint32:
     return np.uint32(entry & _RANK_MASK) if matches else _NO_RANK
 
 
-def new_scratch() -> Ranks:
-    """Allocate a thread's buffer for merging: uint32, ids, then ranks."""
-    return np.zeros(2 * _SCRATCH_LANES, np.uint32)
+def new_scratch() -> Words:
+    """Allocate a thread's buffer for merging, of uint32: LANES unused ones, the ids, then the ranks."""
+    return aligned(_SCRATCH_LANES + LANES // 2)
 
 
 @inner
-def _merge_scanning(tables: Merges, start: int, size: int, ids: int, output: int) -> int:
+def _merge_scanning(tables: Merges, start: int, size: int, scratch: int, output: int) -> int:
+    # Both ends of the word have a neighbour that merges with nothing, so that no merge is a special case.
+    ids = scratch + 4 * LANES
     ranks = ids + 4 * _SCRATCH_LANES
+    store32(ids - 4, _NO_ID)
+    first_unused = size & -LANES
+    for index in range(first_unused, first_unused + 2 * LANES, LANES):
+        fill_lanes(ids + 4 * index, _NO_ID)
+        fill_lanes(ranks + 4 * index, _NO_RANK)
     for index in range(size):
         store32(ids + 4 * index, load32(tables.byte_ids + 4 * signed(load8(start + index))))
     for index in range(size - 1):
         pair = signed(load8(start + index)) << 8 | signed(load8(start + index + 1))
         store32(ranks + 4 * index, load32(tables.byte_pairs + 4 * pair))
-    fill_lanes(ranks + 4 * (size - 1))
-    fill_lanes(ranks + 4 * (size - 1 + LANES))
+    store32(ranks + 4 * (size - 1), _NO_RANK)
     while True:
         best, at = lane_min(ranks)
         for first in range(LANES, size - 1, LANES):
@@ -211,16 +219,12 @@ def _merge_scanning(tables: Merges, start: int, size: int, ids: int, output: int
         if best == _NO_RANK:
             break
         new = _merged(tables, best)
+        left, right = load32(ids + 4 * at - 4), load32(ids + 4 * at + 8)
+        left_rank, right_rank = rank_of(tables, left, new), rank_of(tables, new, right)
+        for index in range(max(at - 1, 0) & -LANES, size, LANES):
+            merge_lanes(ids + 4 * index, at - index, left, new)
+            merge_lanes(ranks + 4 * index, at - index, left_rank, right_rank)
         size -= 1
-        for index in range(at, size, LANES):
-            copy_lanes(ids + 4 * index + 4, ids + 4 * index)
-            copy_lanes(ranks + 4 * index + 4, ranks + 4 * index)
-        offset = 4 * at
-        store32(ids + offset, new)
-        if at + 1 < size:
-            store32(ranks + offset, rank_of(tables, new, load32(ids + offset + 4)))
-        if at > 0:
-            store32(ranks + offset - 4, rank_of(tables, load32(ids + offset - 4), new))
     for index in range(0, size, LANES):
         copy_lanes(ids + 4 * index, output + 4 * index)
     return size

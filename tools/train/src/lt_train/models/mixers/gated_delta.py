@@ -21,6 +21,8 @@ from torch import Tensor
 from torch.nn.functional import silu, softplus
 
 from lt_shared.models.architecture import GatedDelta
+from lt_train.config.kernels import FLASH_LINEAR_KIMI
+from lt_train.config.settings.layers import TORCH, TRITON
 from lt_train.kernels import delta_rules
 from lt_train.models import recomputation
 from lt_train.models.linear import Linears, Outputs
@@ -33,13 +35,13 @@ from lt_train.ops.gated_delta_rule import gated_delta_rule
 class GatedDeltaNet(MegatronModule):  # type: ignore[misc]
     """Mix hidden states [s, b, h] of whole samples; needs no positions.
 
-    `by_kernels`: flash-linear-attention's kernels compute all between the two projections. Without them, the backward pass
+    `kernels` is `Kernels.delta`. flash-linear-attention computes all between the two projections. Without it, the backward pass
     computes it again, because a chunk's matrices take more memory than all other activations of the layer.
     """
 
-    def __init__(self, config: TransformerConfig, sizes: GatedDelta, linears: Linears, by_kernels: bool = False):
+    def __init__(self, config: TransformerConfig, sizes: GatedDelta, linears: Linears, kernels: str = TORCH):
         super().__init__(config=config)
-        self.sizes, self.ranks, self.by_kernels = sizes, config.tensor_model_parallel_size, by_kernels
+        self.sizes, self.ranks, self.kernels = sizes, config.tensor_model_parallel_size, kernels
         heads = sizes.linear_num_value_heads
         self.in_proj = linears.column(config.hidden_size, sizes.projected_size, bias=False)
         self.conv1d = Convolution(config, sizes.convolved_size, sizes.linear_conv_kernel_dim, has_silu=True)
@@ -52,7 +54,7 @@ class GatedDeltaNet(MegatronModule):  # type: ignore[misc]
     def forward(self, hidden_states: Tensor, documents: Tensor | None, angles: Tensor | None) -> Outputs:
         """Return [s, b, h], and no bias. `documents` [b, n + 1] are document borders; `angles` is unused."""
         projected, _ = self.in_proj(hidden_states)
-        if self.by_kernels:
+        if self.kernels not in (TRITON, TORCH):
             return self.out_proj(self._mix_by_kernels(projected, documents))  # type: ignore[no-any-return]
         numbers = None if documents is None else document_numbers(documents, len(projected))
         is_recomputed = self.training and torch.is_grad_enabled()
@@ -69,7 +71,7 @@ class GatedDeltaNet(MegatronModule):  # type: ignore[misc]
         value = value.reshape(*value.shape[:2], -1, sizes.linear_value_head_dim)
         strength, log_decay = compiled(_gates)(betas.transpose(0, 1), alphas.transpose(0, 1), self.A_log, self.dt_bias)
         strength = 2 * strength if sizes.doubles_strength else strength
-        outputs = gated_delta_rule(query, key, value, log_decay, strength, numbers)
+        outputs = gated_delta_rule(query, key, value, log_decay, strength, numbers, by_triton=self.kernels == TRITON)
         return self.gated_norm(outputs.transpose(0, 1), gates)  # type: ignore[no-any-return]
 
     def _mix_by_kernels(self, projected: Tensor, documents: Tensor | None) -> Tensor:
@@ -95,6 +97,7 @@ class GatedDeltaNet(MegatronModule):  # type: ignore[misc]
             self.dt_bias,
             sizes.doubles_strength,
             borders,
+            self.kernels == FLASH_LINEAR_KIMI,
         )
         outputs = outputs.reshape(projected.shape[1], len(projected), heads, -1)
         return self.gated_norm(outputs.transpose(0, 1), gates)  # type: ignore[no-any-return]

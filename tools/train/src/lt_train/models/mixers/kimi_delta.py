@@ -21,6 +21,7 @@ from torch import Tensor
 from torch.nn.functional import softplus
 
 from lt_shared.models.architecture import GatedDelta
+from lt_train.config.settings.layers import TORCH, TRITON
 from lt_train.kernels import delta_rules
 from lt_train.models import recomputation
 from lt_train.models.linear import Linears, Outputs, replicated_linear
@@ -34,12 +35,12 @@ from lt_train.ops.gated_delta_rule import gated_delta_rule
 class KimiDeltaAttention(MegatronModule):  # type: ignore[misc]
     """Mix hidden states [s, b, h] of whole samples; needs no positions.
 
-    `by_kernels` and the backward pass are as those of `GatedDeltaNet`.
+    `kernels` and the backward pass are as those of `GatedDeltaNet`.
     """
 
-    def __init__(self, config: TransformerConfig, sizes: GatedDelta, linears: Linears, by_kernels: bool = False):
+    def __init__(self, config: TransformerConfig, sizes: GatedDelta, linears: Linears, kernels: str = TORCH):
         super().__init__(config=config)
-        self.sizes, self.ranks, self.by_kernels = sizes, config.tensor_model_parallel_size, by_kernels
+        self.sizes, self.ranks, self.kernels = sizes, config.tensor_model_parallel_size, kernels
         hidden, size, width = config.hidden_size, sizes.linear_key_head_dim, sizes.key_size
         self.in_proj = linears.column(hidden, sizes.projected_size, bias=False)
         self.conv1d = Convolution(config, sizes.convolved_size, sizes.linear_conv_kernel_dim, has_silu=True)
@@ -57,7 +58,7 @@ class KimiDeltaAttention(MegatronModule):  # type: ignore[misc]
         projected, _ = self.in_proj(hidden_states)
         decays, _ = self.decay_up(self.decay_down(hidden_states))
         gates, _ = self.gate_up(self.gate_down(hidden_states))
-        if self.by_kernels:
+        if self.kernels not in (TRITON, TORCH):
             return self.out_proj(self._mix_by_kernels(projected, decays, gates, documents))  # type: ignore[no-any-return]
         numbers = None if documents is None else document_numbers(documents, len(projected))
         is_recomputed = self.training and torch.is_grad_enabled()
@@ -74,7 +75,7 @@ class KimiDeltaAttention(MegatronModule):  # type: ignore[misc]
         mixed = self.conv1d(mixed, None if numbers is None else numbers.t())
         query, key, value = mixed.transpose(0, 1).unflatten(-1, (3, -1, size)).unbind(2)
         strength, log_decay = compiled(_gates)(betas.transpose(0, 1), decays.transpose(0, 1), self.A_log, self.dt_bias)
-        outputs = gated_delta_rule(query, key, value, log_decay, strength, numbers)
+        outputs = gated_delta_rule(query, key, value, log_decay, strength, numbers, by_triton=self.kernels == TRITON)
         return self.gated_norm(outputs.transpose(0, 1), gates)  # type: ignore[no-any-return]
 
     def _mix_by_kernels(self, projected: Tensor, decays: Tensor, gates: Tensor, documents: Tensor | None) -> Tensor:
