@@ -48,7 +48,7 @@ def mapped(path: str | os.PathLike[str]) -> npt.NDArray[np.uint8]:
         os.close(descriptor)
     memory = (ctypes.c_char * size).from_address(address)
     weakref.finalize(memory, _unmap, address, size)
-    content = np.frombuffer(memory, np.uint8)
+    content = np.frombuffer(memoryview(memory), np.uint8)
     # ctypes takes any memory for writable; a write to this memory would end the process.
     content.flags.writeable = False
     return content
