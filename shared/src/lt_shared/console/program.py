@@ -21,6 +21,11 @@ from lt_shared.console import output, streams, suggestions
 from lt_shared.console.default_command import DefaultCommand
 from lt_shared.console.errors import ExitCode, Terminated, ToolError
 
+_MORE_OPEN_FILES = (
+    "this process may open {}: raise the hard limit by LimitNOFILE= in the systemd unit of slurmd or the kubelet, by"
+    " --ulimit nofile= of docker, or by ulimit -Hn as root"
+)
+
 
 def run(command: click.Command, tool: str, handle_signals: Callable[[], None] | None = None) -> NoReturn:
     """Run `command` as the console program `tool` and exit. The command's return value, if any, is the exit code.
@@ -199,6 +204,8 @@ def exit_code_of(work: Callable[[], int]) -> int:
         place = f"{error.filename}: " if error.filename else ""
         is_missing = isinstance(error, FileNotFoundError)
         hint = suggestions.for_missing_file(os.fsdecode(error.filename)) if is_missing and error.filename else None
+        if error.errno == errno.EMFILE:
+            hint = _MORE_OPEN_FILES.format(resource.getrlimit(resource.RLIMIT_NOFILE)[1])
         return _report(f"{place}{(error.strerror or str(error)).lower()}", hint, ExitCode.NO_INPUT if is_missing else ExitCode.IO)
     except Exception as error:
         if type(error).__module__.partition(".")[0] in ("aiohttp", "botocore"):
