@@ -50,11 +50,13 @@ _REASONS: Mapping[str, tuple[str, ...]] = {
         *("qwen4_exp", "qwen4_exp_text"),
         *("minimax", "bailing_hybrid", "rwkv", "xlstm", "recurrent_gemma"),
     ),
-    _SPARSE_ATTENTION: ("deepseek_v32", "deepseek_v4", "glm_moe_dsa", "glm5_next"),
+    _SPARSE_ATTENTION: ("deepseek_v4", "glm5_next"),
     _PER_LAYER_EMBEDDINGS: ("gemma3n", "gemma3n_text"),
     _SPARSE_MIXER: ("phimoe",),
     _BLOCK_SPARSE: ("phi3small",),
 }
+# Types whose indexer is supported.
+INDEXED = ("deepseek_v32", "glm_moe_dsa")
 HINT = "docs/guides/models.md lists the families that are supported"
 _REASON_OF = {kind: reason for reason, kinds in _REASONS.items() for kind in kinds}
 
@@ -66,7 +68,7 @@ def refuse(config: Mapping[str, Any], name: str) -> None:
         raise BadConfig(f"{name}: {kind} models have {_gemma4_features(config)}, and would need them in the layers", HINT)
     if isinstance(kind, str) and kind in _REASON_OF:
         raise BadConfig(f"{name}: {kind} models have {_REASON_OF[kind]}", HINT)
-    if config.get("index_topk"):
+    if config.get("index_topk") and kind not in INDEXED:
         raise BadConfig(f"{name}: the model has {_SPARSE_ATTENTION}", HINT)
 
 
