@@ -41,7 +41,7 @@ class Mixer(NamedTuple):
 
 def _attention_divided(model: Sizes) -> dict[str, int]:
     divided = {"attention heads": model.num_attention_heads, "channels of keys and values": 2 * model.kv_size}
-    # The rows of an output gate lie between those of queries and keys, which ranks that share a group do not exchange.
+    # The rows of an output gate lie between the rows of queries and of keys, which ranks that share a group do not exchange.
     return divided | ({"query groups of gated attention": model.num_query_groups} if model.attention_output_gate else {})
 
 
