@@ -103,8 +103,12 @@ def _latent_attention(part: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         "linear_kv_up_proj": "kv_b_proj",
         "linear_proj": "o_proj",
     }
+    indexer = {"linear_wq_b": "wq_b", "linear_wk": "wk", "k_norm": "k_norm", "linear_weights_proj": "weights_proj"}
+    names |= {f"core_attention.indexer.{ours}": f"indexer.{theirs}" for ours, theirs in indexer.items()}
     found = {theirs: part.get(f"self_attention.{ours}.weight") for ours, theirs in names.items()}
-    return {f"self_attn.{name}.weight": weight for name, weight in found.items() if weight is not None}
+    bias = part.get("self_attention.core_attention.indexer.k_norm.bias")
+    biases = {} if bias is None else {"self_attn.indexer.k_norm.bias": bias}
+    return {f"self_attn.{name}.weight": weight for name, weight in found.items() if weight is not None} | biases
 
 
 def _feed_forward(part: dict[str, torch.Tensor], ours: str = "mlp.", theirs: str = "mlp.") -> dict[str, torch.Tensor]:

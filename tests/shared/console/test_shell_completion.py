@@ -18,6 +18,8 @@ TOOLS = ("lt-preprocess", "lt-train", "lt-convert", "lt-monitor")
 LINES = {
     "lt-train --model llama3.1-": {"llama3.1-8b", "llama3.1-70b", "llama3.1-405b"},
     "lt-train --model ru": {"run1", "run2.log"},
+    "lt-train --model=llama3.1-4": {"--model=llama3.1-405b"},
+    "lt-train --model=tiny --position-embedding-type=r": {"--position-embedding-type=rope"},
     "lt-train --load ru": {"run1", "run2.log"},
     "lt-train pl": {"plan"},
     "lt-train help parallelis": {"parallelism"},

@@ -291,10 +291,10 @@ def test_what_a_type_takes_for_granted(config: Any) -> None:
     ("kind", "reason"),
     [
         ("llama4_text", "attention in chunks"),
-        ("jamba", r"state-space layers \(Mamba\), and would need a scan of their own"),
-        ("falcon_h1", "state-space layers"),
+        ("jamba", "state-space layers of Mamba-1, whose decay differs by channel"),
+        ("falcon_h1", "Mamba-2 and attention side by side in every layer"),
         ("minimax", "linear attention"),
-        ("deepseek_v32", "sparse attention"),
+        ("deepseek_v4", "sparse attention"),
         ("gemma3n_text", "embeddings for every layer"),
         ("gemma4_text", r"norms of values, .*hidden_size_per_layer_input 256 .*, global_head_dim 512 .*, and would need them"),
         ("phimoe", "a router that chooses its two experts one after the other, in training at random"),
@@ -311,3 +311,34 @@ def test_an_indexer_is_not_passed_over() -> None:
     config = to_config(preset("tiny-deepseek-v3"), "float32") | {"index_topk": 2048}
     with pytest.raises(BadConfig, match="run: the model has sparse attention"):
         from_config(config, "run")
+
+
+@pytest.mark.parametrize(
+    ("name", "setting", "message"),
+    [
+        ("tiny-glm-5", {"indexer_types": ["full", "shared", "full", "full"]}, "indexer_types has shared: layers that take"),
+        ("tiny-glm-5", {"indexer_types": None, "index_topk_freq": 2}, "index_topk_freq is 2: layers that take"),
+        ("tiny-deepseek-v32", {"indexer_rope_interleave": True}, "indexer_rope_interleave is True, the deepseek_v32 family here"),
+        ("tiny-deepseek-v32", {"mlp_layer_types": ["sparse", "dense"] * 2}, "only first layers without experts"),
+        ("tiny-deepseek-v32", {"q_lora_rank": None}, "without a latent of the queries"),
+        ("tiny-deepseek-v32", {"attention_bias": True}, "attention_bias is True"),
+    ],
+)
+def test_an_indexer_of_another_kind_is_refused(name: str, setting: dict[str, Any], message: str) -> None:
+    with pytest.raises(BadConfig, match=message):
+        from_config(to_config(preset(name), "float32") | setting, "run")
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        ("bitnet", "its settings are those of"),
+        ("vaultgemma", "gemma2"),
+        ("gptj", "the nearest is gpt2, which does not have attn_pdrop, embd_pdrop, resid_pdrop, rotary_dim"),
+        ("opt", "guides/models.md lists the families"),
+    ],
+)
+def test_an_unknown_type_is_refused_with_the_nearest_type(kind: str, words: str) -> None:
+    with pytest.raises(BadConfig, match=f"run: model type '{kind}' is not known here") as refusal:
+        from_config(AutoConfig.for_model(kind).to_dict(), "run")
+    assert words in (refusal.value.hint or "")

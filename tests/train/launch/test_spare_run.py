@@ -109,7 +109,13 @@ def undisturbed(place: Path, *options: str) -> dict[tuple[str, int], float]:
     return losses(place / "still")
 
 
-def test_a_lost_node_is_replaced_by_a_spare_one(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def undisturbed_losses(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, int], float]:
+    """The losses of four ranks without further options, for the two tests that lose one of two nodes."""
+    return undisturbed(tmp_path_factory.mktemp("undisturbed"))
+
+
+def test_a_lost_node_is_replaced_by_a_spare_one(tmp_path: Path, undisturbed_losses: dict[tuple[str, int], float]) -> None:
     with job(tmp_path, 3, "--spare-nodes", "1") as run:
         run.wait_for_step(8)
         run.kill(1)
@@ -122,10 +128,10 @@ def test_a_lost_node_is_replaced_by_a_spare_one(tmp_path: Path) -> None:
     assert re.search("the first after it, [0-9] step", said), "the copies of the last steps are there"
     (seconds,) = recoveries(said)
     assert seconds < 60
-    assert losses(tmp_path / "run") == undisturbed(tmp_path)
+    assert losses(tmp_path / "run") == undisturbed_losses
 
 
-def test_another_node_leads_when_the_first_one_is_lost(tmp_path: Path) -> None:
+def test_another_node_leads_when_the_first_one_is_lost(tmp_path: Path, undisturbed_losses: dict[tuple[str, int], float]) -> None:
     with job(tmp_path, 3, "--spare-nodes", "1", late=1) as run:
         run.wait_for_step(2)
         run.start(2)
@@ -148,7 +154,7 @@ def test_another_node_leads_when_the_first_one_is_lost(tmp_path: Path) -> None:
         assert "spare processes are the ranks 0, 1, and the ranks of other nodes go on in theirs" in run.log(2)
         assert "successfully loaded checkpoint from the nodes' memory at iteration" in run.said()
         assert len(recoveries(run.said())) == 1
-    assert losses(tmp_path / "run") == undisturbed(tmp_path)
+    assert losses(tmp_path / "run") == undisturbed_losses
 
 
 class EndingLeader:

@@ -1,10 +1,15 @@
 """Mamba-2 layers and layers of one part: every layout has one rank's losses, and others are refused; costs and parameters."""
 
 import dataclasses
+import json
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 from layouts import Outcome, sampled, train_all
-from running import BRIEF, BRIEF_LOSSES
+from reserved_ports import free_port
+from running import BRIEF, BRIEF_LOSSES, environment
 
 from lt_shared.console import BadConfig
 from lt_shared.contracts.manifest import Dataset
@@ -135,3 +140,16 @@ def test_layers_that_a_model_cannot_have(mamba: tuple[int, ...], mlps: tuple[int
 def test_one_part_layers_need_mamba() -> None:
     with pytest.raises(BadConfig, match="layers of a mixer or an MLP alone"):
         dataclasses.replace(TINY, mamba=None)
+
+
+def test_megatron_core_computes_and_stores_the_same() -> None:
+    """The mixer of the installed megatron-core, but for mamba-ssm's kernels, with samples longer than two chunks."""
+    script = Path(__file__).parents[1] / "mamba_of_megatron.py"
+    command = [sys.executable, script, str(free_port())]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment(), timeout=300)
+    assert done.returncode == 0, done.stderr
+    results = json.loads(done.stdout.splitlines()[-1])
+    assert results["same_shards"]
+    assert results["output"] < 2e-5
+    assert len(results["gradients"]) == 8
+    assert max(results["gradients"].values()) < 5e-5

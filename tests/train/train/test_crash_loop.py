@@ -20,7 +20,7 @@ def plan(tmp_path: Path) -> RunConfig:
 
 
 def check(plan: RunConfig) -> None:
-    crash_loop.check(plan.checkpointing.directory, crash_loop.fingerprint(plan))
+    crash_loop.check(plan)
 
 
 def fail(plan: RunConfig, start: int, reached: int) -> None:

@@ -30,7 +30,7 @@ _NO_ARCHIVE = "use another checkpoint, or copy it again; torch.load would take i
 
 
 class Content(Protocol):
-    """The bytes of an archive: memory, or a range of a file of which only the requested slices are read."""
+    """The bytes of an archive: memory, or a range of a file, read only in the requested slices."""
 
     def __len__(self) -> int: ...
 

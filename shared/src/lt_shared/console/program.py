@@ -12,7 +12,7 @@ import time
 import traceback
 from collections.abc import Callable
 from types import FrameType
-from typing import NoReturn, TextIO
+from typing import Any, NoReturn, TextIO
 
 import click
 
@@ -20,6 +20,11 @@ from lt_shared import memory
 from lt_shared.console import output, streams, suggestions
 from lt_shared.console.default_command import DefaultCommand
 from lt_shared.console.errors import ExitCode, Terminated, ToolError
+
+_MORE_OPEN_FILES = (
+    "this process may open {}: raise the hard limit by LimitNOFILE= in the systemd unit of slurmd or the kubelet, by"
+    " --ulimit nofile= of docker, or by ulimit -Hn as root"
+)
 
 
 def run(command: click.Command, tool: str, handle_signals: Callable[[], None] | None = None) -> NoReturn:
@@ -36,6 +41,7 @@ def run(command: click.Command, tool: str, handle_signals: Callable[[], None] | 
         handle_signals = handle_signals if chosen is command else None
         command = chosen
     if completing in os.environ:
+        _complete_values_behind_equals_signs()
         command.main(prog_name=tool)
     _prepare_streams()
 
@@ -67,6 +73,41 @@ def run(command: click.Command, tool: str, handle_signals: Callable[[], None] | 
         # With messages that cannot be written the interpreter would end with 120.
         _flush(sys.stderr)
     sys.exit(code)
+
+
+def _complete_values_behind_equals_signs() -> None:
+    """Replace click's classes for shells, which complete `--model tiny` but not `--model=tiny`.
+
+    bash splits the word at the equals sign; zsh and fish replace the whole word by the completion, so that the option was lost.
+    """
+    from click import shell_completion
+
+    class Bash(shell_completion.BashComplete):
+        def get_completion_args(self) -> tuple[list[str], str]:
+            words, incomplete = super().get_completion_args()
+            words.append(incomplete)
+            for index in range(len(words) - 1, 0, -1):
+                if words[index] == "=" and words[index - 1].startswith("--"):
+                    words[index - 1 : index + 2] = ["".join(words[index - 1 : index + 2])]
+            return words[:-1], words[-1]
+
+    def behind_option(items: list[Any], incomplete: str) -> list[Any]:
+        option, equals, _ = incomplete.partition("=")
+        for item in items:
+            if equals and option.startswith("--") and item.type == "plain":
+                item.value = f"{option}={item.value}"
+        return items
+
+    class Zsh(shell_completion.ZshComplete):
+        def get_completions(self, args: list[str], incomplete: str) -> list[Any]:
+            return behind_option(super().get_completions(args, incomplete), incomplete)
+
+    class Fish(shell_completion.FishComplete):
+        def get_completions(self, args: list[str], incomplete: str) -> list[Any]:
+            return behind_option(super().get_completions(args, incomplete), incomplete)
+
+    for shell in (Bash, Zsh, Fish):
+        shell_completion.add_completion_class(shell)
 
 
 def _tell_cost(seconds: float) -> None:
@@ -163,6 +204,8 @@ def exit_code_of(work: Callable[[], int]) -> int:
         place = f"{error.filename}: " if error.filename else ""
         is_missing = isinstance(error, FileNotFoundError)
         hint = suggestions.for_missing_file(os.fsdecode(error.filename)) if is_missing and error.filename else None
+        if error.errno == errno.EMFILE:
+            hint = _MORE_OPEN_FILES.format(resource.getrlimit(resource.RLIMIT_NOFILE)[1])
         return _report(f"{place}{(error.strerror or str(error)).lower()}", hint, ExitCode.NO_INPUT if is_missing else ExitCode.IO)
     except Exception as error:
         if type(error).__module__.partition(".")[0] in ("aiohttp", "botocore"):

@@ -43,7 +43,7 @@ class RunRecord:
 
     `kernels` maps each part of a training step to the implementation that computed it, `versions` each package to its version,
     `datasets` the absolute prefix of a trained dataset to `bin_bytes`, `idx_bytes` and, if its sidecar has them, `bin_crc32` and
-    `idx_crc32`. `phase` names the phase of the data schedule in which the checkpoint's step lies. `streams` has for each stream
+    `idx_crc32`. `phase` names the data schedule's phase of the checkpoint's step. `streams` has for each stream
     of the blend its name, the tokens of its shuffle windows, and its shards so far; a shard has its prefix and tokens beside the
     fields of `datasets`. `ema_decay` is the decay of the averaged weights in the optimizer's state, None without them.
     """

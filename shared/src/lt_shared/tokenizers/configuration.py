@@ -169,7 +169,7 @@ def _listed_tokens(content: bytes) -> list[dict[str, Any]]:
 
 @functools.lru_cache(maxsize=4)
 def _first_list(part: bytes, errors: str) -> list[dict[str, Any]]:
-    """Read the list of added tokens with which `part` begins. Kept: several methods ask for Gemma 3's 6,415 tokens."""
+    """Read the list of added tokens that `part` begins with. Kept: several methods ask for Gemma 3's 6,415 tokens."""
     listed, _ = json.JSONDecoder().raw_decode(part.decode(errors=errors))
     return [token for token in listed if isinstance(token, dict) and isinstance(token.get("content"), str)]
 

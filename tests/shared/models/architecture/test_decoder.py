@@ -134,6 +134,10 @@ def test_flops_of_every_family_are_those_that_torch_counts(name: str, monkeypatc
         model(torch.arange(length)[None], use_cache=False)
     attention_layers = sum(len(layers) for mixer, layers in shape.mixers.items() if MIXERS[mixer].has_scores)
     causal_saving = attention_layers * (shape.query_size + shape.value_size) * length
+    if shape.sparse_attention:
+        # transformers scores all pairs, and torch counts the sums over the heads of the indexer.
+        sums = 2 * shape.sparse_attention.dsa_indexer_n_heads
+        causal_saving += attention_layers * (shape.sparse_attention.query_size + sums) * length
     assert shape.flops_per_token(length) - between_projections == 3 * (counter.get_total_flops() // length - causal_saving)
 
 

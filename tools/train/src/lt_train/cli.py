@@ -18,7 +18,7 @@ from lt_train.config.options import MEASURED_SUBJECTS, RunCommand, run_options, 
 from lt_train.config.run_config import RunConfig
 from lt_train.config.settings import benchmark, streaming
 from lt_train.config.settings import data as data_settings
-from lt_train.process import device, signals
+from lt_train.process import device, open_files, signals
 
 if TYPE_CHECKING:
     from lt_train.planner.memory_estimate import Estimate
@@ -167,4 +167,5 @@ def bench(dry_run: bool, **options: Any) -> int:
 
 
 def main() -> NoReturn:
+    open_files.raise_limit()
     console.run(command, "lt-train", signals.end_before_training)

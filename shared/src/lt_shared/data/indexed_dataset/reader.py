@@ -10,6 +10,7 @@ from lt_shared.console import BadData, NoInput, suggestions
 from lt_shared.data.indexed_dataset.layout import DTYPE_CODES, HEADER, MAGIC, VERSION, bin_path, idx_path
 from lt_shared.data.indexed_dataset.remote_bin import RemoteBin, RemoteTokens, record_path
 from lt_shared.files import storage
+from lt_shared.files.mapping import mapped
 
 CHECKED_AT_ONCE = 1 << 20
 
@@ -48,7 +49,7 @@ class Reader:
         actual = os.path.getsize(index)
         if actual not in (expected, expected + sequences):
             raise BadData(f"{index}: {actual} bytes, its header says {expected}", "the file is truncated: write it again")
-        columns = np.memmap(index, mode="r")
+        columns = mapped(index)
         start = HEADER.size
         self.sequence_lengths = columns[start : start + 4 * sequences].view(np.int32)
         start += 4 * sequences
@@ -63,10 +64,10 @@ class Reader:
             # Whoever asks for `remote` uses no more of an array than that.
             self.tokens: npt.NDArray[np.generic] = cast(Any, RemoteTokens(self.remote, self.dtype))
             return
-        with storage.open_read(bin_path(prefix)) as file:
-            size = os.fstat(file.fileno()).st_size
-            _check_size(bin_path(prefix), size, expected_size)
-            self.tokens = np.memmap(file, mode="r", dtype=self.dtype) if size else np.zeros(0, self.dtype)
+        with storage.reading(bin_path(prefix)):
+            content = mapped(bin_path(prefix))
+        _check_size(bin_path(prefix), len(content), expected_size)
+        self.tokens = content.view(self.dtype)
 
     def _check_documents(self, index: str, sequences: int) -> None:
         documents = self.document_indices

@@ -62,7 +62,7 @@ class LossLevel:
 
 
 def usual(losses: Iterable[float]) -> tuple[float, float]:
-    """Return the median loss and the distance from it at which a loss stands out; infinity and 0 if no loss is finite."""
+    """Return the median loss and the distance from it that makes a loss stand out; infinity and 0 if no loss is finite."""
     finite = [loss for loss in losses if math.isfinite(loss)]
     if not finite:
         return math.inf, 0.0

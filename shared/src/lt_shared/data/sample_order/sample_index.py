@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lt_shared.console import BadData
-from lt_shared.files import checksums, storage
+from lt_shared.files import checksums, mapping, storage
 from lt_shared.files.checksums import FileChecksums
 
 Integers = npt.NDArray[np.integer[Any]]
@@ -250,6 +250,6 @@ def check(directory: Path) -> None:
 def load(directory: Path, *names: str) -> list[npt.NDArray[Any]]:
     """Memory maps of the named indices. Raises BadData when one is damaged."""
     try:
-        return [np.asarray(np.load(directory / name, mmap_mode="r")) for name in names]
+        return [mapping.mapped_npy(directory / name) for name in names]
     except ValueError as error:
         raise BadData(f"{directory}: a damaged sample index: {error}", REMADE) from None

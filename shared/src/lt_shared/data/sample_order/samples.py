@@ -5,6 +5,7 @@ threads of the process, and with them the training step.
 """
 
 import dataclasses
+import functools
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,6 +17,7 @@ import numpy.typing as npt
 from lt_shared.console import IoFailure
 from lt_shared.data import indexed_dataset
 from lt_shared.data.sample_order import sample_index
+from lt_shared.files.mapping import OpenFiles, identity_of
 
 Tokens = npt.NDArray[np.integer[Any]]
 
@@ -49,26 +51,36 @@ class TokenFile(Protocol):
         """Fill each buffer with the bytes from its offset on. Raises IoFailure if they cannot be read."""
 
 
+@functools.cache
+def _open_files() -> OpenFiles:
+    """The `.bin` files that this process has open: all of a usual blend, and some of a blend of thousands of datasets."""
+    return OpenFiles()
+
+
 class LocalBin:
-    """A `.bin` on a mounted filesystem."""
+    """A `.bin` on a mounted filesystem. It must stay what it was, also while it is not open."""
 
     def __init__(self, path: str):
         self.path = path
-        self._file = os.open(path, os.O_RDONLY)
+        self._identity = identity_of(os.stat(path))
 
     def __del__(self) -> None:
-        os.close(self._file)
+        _open_files().close(self.path)
 
     def read_into(self, pieces: Sequence[tuple[memoryview, int]]) -> None:
-        for target, offset in pieces:
-            while target:
-                try:
-                    count = os.preadv(self._file, [target], offset)
-                except OSError as error:
-                    raise IoFailure(f"{self.path}: {error.strerror}") from error
-                if count == 0:
-                    raise IoFailure(f"{self.path}: ends at byte {offset}", "the file was changed while the run read it")
-                target, offset = target[count:], offset + count
+        try:
+            with _open_files().descriptor(self.path, self._identity) as descriptor:
+                for target, offset in pieces:
+                    self._fill(descriptor, target, offset)
+        except OSError as error:
+            raise IoFailure(f"{self.path}: {error.strerror}") from error
+
+    def _fill(self, descriptor: int, target: memoryview, offset: int) -> None:
+        while target:
+            count = os.preadv(descriptor, [target], offset)
+            if count == 0:
+                raise IoFailure(f"{self.path}: ends at byte {offset}", "the file was changed while the run read it")
+            target, offset = target[count:], offset + count
 
 
 class StoredSequences:

@@ -18,6 +18,7 @@ from lt_shared.models.architecture.mamba import Mamba
 from lt_shared.models.architecture.mixers import MIXERS
 from lt_shared.models.architecture.short_convolution import ShortConvolution
 from lt_shared.models.architecture.sizes import NEWER, Sizes
+from lt_shared.models.architecture.sparse_attention import SparseAttention
 from lt_shared.models.rope_scaling import RopeScaling
 
 
@@ -91,7 +92,7 @@ class Architecture(Sizes):
         if unknown:
             raise BadConfig(f"architecture has unknown fields: {', '.join(unknown)}", "it was written by a newer version")
         kinds: dict[str, Any] = {"latent_attention": LatentAttention, "gated_delta": GatedDelta}
-        kinds |= {"short_convolution": ShortConvolution, "mamba": Mamba}
+        kinds |= {"short_convolution": ShortConvolution, "mamba": Mamba, "sparse_attention": SparseAttention}
         scaling = record.get("rope_scaling")
         try:
             parts = {

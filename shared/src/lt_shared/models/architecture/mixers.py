@@ -11,6 +11,7 @@ from lt_shared.models.architecture.sizes import (
     MAMBA,
     NO_MIXER,
     SHORT_CONVOLUTION,
+    SPARSE_ATTENTION,
     Sizes,
 )
 
@@ -24,7 +25,8 @@ class Mixer(NamedTuple):
 
     With `has_scores`, the mixer multiplies queries and keys for all pairs of tokens. Without `splits_samples`, a rank needs whole
     samples, and there is no context parallelism. `products` counts a token's multiplications without a weight that do
-    not depend on the length of a sample.
+    not depend on the length of a sample; `pair_products` counts the multiplications beside attention for each pair of a token and
+    an earlier one.
     """
 
     weights: Callable[[Sizes], int]
@@ -34,11 +36,12 @@ class Mixer(NamedTuple):
     has_scores: bool = True
     splits_samples: bool = True
     products: Callable[[Sizes], int] = lambda model: 0
+    pair_products: Callable[[Sizes], int] = lambda model: 0
 
 
 def _attention_divided(model: Sizes) -> dict[str, int]:
     divided = {"attention heads": model.num_attention_heads, "channels of keys and values": 2 * model.kv_size}
-    # The rows of an output gate lie between those of queries and keys, which ranks that share a group do not exchange.
+    # The rows of an output gate lie between the rows of queries and of keys, which ranks that share a group do not exchange.
     return divided | ({"query groups of gated attention": model.num_query_groups} if model.attention_output_gate else {})
 
 
@@ -88,6 +91,24 @@ def _latent_attention_vectors(model: Sizes) -> int:
     latent = model.latent_attention
     assert latent is not None
     return (latent.q_lora_rank or 0) + latent.kv_lora_rank
+
+
+def _sparse_attention_weights(model: Sizes) -> int:
+    latent, sparse = model.latent_attention, model.sparse_attention
+    assert latent is not None and latent.q_lora_rank is not None and sparse is not None
+    indexer = latent.q_lora_rank * sparse.query_size
+    indexer += model.hidden_size * (sparse.dsa_indexer_head_dim + sparse.dsa_indexer_n_heads)
+    return _latent_attention_weights(model) + indexer
+
+
+def _sparse_attention_vectors(model: Sizes) -> int:
+    assert model.sparse_attention is not None
+    return _latent_attention_vectors(model) + 2 * model.sparse_attention.dsa_indexer_head_dim
+
+
+def _index_products(model: Sizes) -> int:
+    assert model.sparse_attention is not None
+    return model.sparse_attention.query_size
 
 
 def _gated_delta_weights(model: Sizes) -> int:
@@ -174,6 +195,14 @@ def _mamba_products(model: Sizes) -> int:
 MIXERS = {
     ATTENTION: Mixer(_attention_weights, _attention_vectors, _attention_divided, _attention_shared),
     LATENT_ATTENTION: Mixer(_latent_attention_weights, _latent_attention_vectors, _latent_attention_divided, _none_shared),
+    SPARSE_ATTENTION: Mixer(
+        _sparse_attention_weights,
+        _sparse_attention_vectors,
+        _latent_attention_divided,
+        _none_shared,
+        splits_samples=False,
+        pair_products=_index_products,
+    ),
     GATED_DELTA: Mixer(
         _gated_delta_weights,
         _gated_delta_vectors,

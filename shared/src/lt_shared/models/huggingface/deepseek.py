@@ -12,7 +12,13 @@ from lt_shared.models.architecture import Architecture, LatentAttention
 from lt_shared.models.huggingface import config_fields, shared_experts
 from lt_shared.models.huggingface.config_fields import ABSENT, ModelType
 
-_V3 = {"scoring_func": "sigmoid", "topk_method": "noaux_tc", "norm_topk_prob": True, "moe_layer_freq": 1, "rope_interleave": True}
+ABSENT_IN_V3 = {
+    "scoring_func": "sigmoid",
+    "topk_method": "noaux_tc",
+    "norm_topk_prob": True,
+    "moe_layer_freq": 1,
+    "rope_interleave": True,
+}
 _GREEDY, _GROUP_LIMITED, _V2_GROUP_SCORE_TOPK = "greedy", "group_limited_greedy", 1
 _V2 = {"scoring_func": "softmax", "norm_topk_prob": False, "moe_layer_freq": 1}
 KIMI_K2_NAME, GLM4_MOE_LITE_NAME = "kimi_k2", "glm4_moe_lite"
@@ -92,7 +98,7 @@ def written_v3(architecture: Architecture) -> dict[str, Any]:
 
 
 def _read_v3(config: dict[str, Any], name: str, model_type: str = "") -> Architecture:
-    return read_v3(config, name, model_type or "deepseek_v3", ABSENT | _V3, model_type=model_type)
+    return read_v3(config, name, model_type or "deepseek_v3", ABSENT | ABSENT_IN_V3, model_type=model_type)
 
 
 def read_v3(config: dict[str, Any], name: str, kind: str, absent: dict[str, Any], **family: Any) -> Architecture:

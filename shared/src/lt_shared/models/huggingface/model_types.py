@@ -7,9 +7,9 @@ import dataclasses
 from typing import Any
 
 from lt_shared.console import BadConfig
-from lt_shared.models import quantization
+from lt_shared.models import presets, quantization
 from lt_shared.models.architecture import Architecture
-from lt_shared.models.huggingface import unsupported
+from lt_shared.models.huggingface import nearest_type, unsupported
 from lt_shared.models.huggingface.adjacent_pairs import ERNIE4_5, GLM, GLM4, HELIUM
 from lt_shared.models.huggingface.apertus import APERTUS
 from lt_shared.models.huggingface.arcee import ARCEE, NEMOTRON, STARCODER2
@@ -43,6 +43,7 @@ from lt_shared.models.huggingface.qwen3_moe import QWEN3_MOE
 from lt_shared.models.huggingface.qwen3_next import QWEN3_NEXT
 from lt_shared.models.huggingface.seed_oss import SEED_OSS
 from lt_shared.models.huggingface.smollm3 import SMOLLM3
+from lt_shared.models.huggingface.sparse_attention import DEEPSEEK_V32, GLM_MOE_DSA
 
 _ALL = (
     LLAMA,
@@ -93,6 +94,8 @@ _ALL = (
     GPT_OSS,
     DEEPSEEK_V2,
     DEEPSEEK_V3,
+    DEEPSEEK_V32,
+    GLM_MOE_DSA,
     KIMI_K2,
     KIMI_LINEAR,
     GLM4_MOE_LITE,
@@ -192,7 +195,7 @@ def from_config(config: dict[str, Any], name: str) -> Architecture:
     kind = config.get("model_type")
     unsupported.refuse(config, name)
     if kind not in _TYPES:
-        raise BadConfig(f"{name}: model type {kind!r}, known here are {', '.join(MODEL_TYPES)}")
+        raise BadConfig(f"{name}: model type {kind!r:.80} is not known here", _hint(config))
     quantization.of_config(config, name)
     try:
         _check_one_reading(config, name, _TYPES[kind])
@@ -204,6 +207,17 @@ def from_config(config: dict[str, Any], name: str) -> Architecture:
         raise BadConfig(f"{name}: config.json has no {error}") from None
     except (TypeError, ValueError, ArithmeticError) as error:
         raise BadConfig(f"{name}: config.json is malformed: {error}") from None
+
+
+def _hint(config: dict[str, Any]) -> str:
+    """Return the hint of an unknown model type: the type with the most similar settings, and where the known types are listed."""
+    settings: dict[str, set[str]] = {}
+    for architecture in presets.PRESETS.values():
+        matching_type = _type(architecture) if architecture.name.startswith("tiny") else None
+        if matching_type is not None:
+            settings.setdefault(matching_type.name, set(_config(matching_type, architecture, "float32")))
+    nearest_words = nearest_type.hint(config, settings)
+    return f"{nearest_words}; {unsupported.HINT}" if nearest_words else unsupported.HINT
 
 
 def _check_one_reading(config: dict[str, Any], name: str, kind: ModelType) -> None:

@@ -8,10 +8,12 @@ from typing import Any
 
 from lt_shared.console import BadConfig
 
-STATE_SPACE = (
-    "state-space layers (Mamba), and would need a scan of their own that also runs on a CPU: the known ones are CUDA packages, "
-    "mamba_ssm and causal_conv1d"
+_STATE_SPACE = "state-space layers of Mamba-1, whose decay differs by channel, and would need a scan other than Mamba-2's"
+_SIDE_BY_SIDE = (
+    "Mamba-2 and attention side by side in every layer, with multipliers of both and of the MLP, and would need such a layer"
 )
+_MAMBA_ALONE = "Mamba-2 layers alone, and models here have attention or MLPs, too"
+_SHARED_BLOCKS = "a block of attention that several Mamba layers share, and would need shared weights in the layers"
 _LINEAR_ATTENTION = (
     "linear attention (a gated delta rule), and would need a scan of its own that also runs on a CPU: the known ones are GPU "
     "packages, flash-linear-attention and causal_conv1d"
@@ -40,16 +42,21 @@ _GEMMA4_SETTINGS: Mapping[str, tuple[Any, str]] = {
 _BLOCK_SPARSE = "block-sparse attention and a clamped GEGLU, and would need kernels for both"
 _REASONS: Mapping[str, tuple[str, ...]] = {
     _CHUNKED: ("llama4", "llama4_text"),
-    STATE_SPACE: ("falcon_h1", "falcon_mamba", "jamba", "mamba", "mamba2", "zamba", "zamba2"),
+    _STATE_SPACE: ("falcon_mamba", "jamba", "mamba"),
+    _SIDE_BY_SIDE: ("falcon_h1",),
+    _MAMBA_ALONE: ("mamba2",),
+    _SHARED_BLOCKS: ("zamba", "zamba2"),
     _LINEAR_ATTENTION: (
         *("qwen4_exp", "qwen4_exp_text"),
         *("minimax", "bailing_hybrid", "rwkv", "xlstm", "recurrent_gemma"),
     ),
-    _SPARSE_ATTENTION: ("deepseek_v32", "deepseek_v4", "glm_moe_dsa", "glm5_next"),
+    _SPARSE_ATTENTION: ("deepseek_v4", "glm5_next"),
     _PER_LAYER_EMBEDDINGS: ("gemma3n", "gemma3n_text"),
     _SPARSE_MIXER: ("phimoe",),
     _BLOCK_SPARSE: ("phi3small",),
 }
+# Types whose indexer is supported.
+INDEXED = ("deepseek_v32", "glm_moe_dsa")
 HINT = "docs/guides/models.md lists the families that are supported"
 _REASON_OF = {kind: reason for reason, kinds in _REASONS.items() for kind in kinds}
 
@@ -61,7 +68,7 @@ def refuse(config: Mapping[str, Any], name: str) -> None:
         raise BadConfig(f"{name}: {kind} models have {_gemma4_features(config)}, and would need them in the layers", HINT)
     if isinstance(kind, str) and kind in _REASON_OF:
         raise BadConfig(f"{name}: {kind} models have {_REASON_OF[kind]}", HINT)
-    if config.get("index_topk"):
+    if config.get("index_topk") and kind not in INDEXED:
         raise BadConfig(f"{name}: the model has {_SPARSE_ATTENTION}", HINT)
 
 

@@ -15,7 +15,15 @@ from lt_shared.console import BadConfig
 from lt_shared.models import hybrid_pattern
 from lt_shared.models.architecture import CLAMPED_SWIGLU_LIMIT, Architecture, LatentAttention
 from lt_shared.models.architecture.sizes import NEWER
-from lt_shared.models.megatron_arguments import gated_delta, known_fields, mamba, mup, rope, short_convolution
+from lt_shared.models.megatron_arguments import (
+    gated_delta,
+    known_fields,
+    mamba,
+    mup,
+    rope,
+    short_convolution,
+    sparse_attention,
+)
 from lt_shared.models.rope_scaling import RopeScaling
 
 PREFIX = "lt_"
@@ -41,7 +49,7 @@ _FEATURES = {
 # Fields that are read from several arguments, or from an argument with another form.
 _OF_OTHER_FORM = (
     *("moe_ffn_hidden_size", "moe_first_dense_layers", "latent_attention", "gated_delta", "short_convolution"),
-    *("mamba", "mlp_layers"),
+    *("mamba", "mlp_layers", "sparse_attention"),
     *("attention_sinks", "add_bias_linear", "activation", "no_rope_freq", "gated_linear_unit", "normalization"),
 )
 # All others of the newer fields.
@@ -78,6 +86,7 @@ def to_arguments(architecture: Architecture) -> dict[str, Any]:
         **gated_delta.to_arguments(architecture),
         **short_convolution.to_arguments(architecture),
         **mamba.to_arguments(architecture),
+        **sparse_attention.to_arguments(architecture),
         **_features(architecture),
     }
 
@@ -188,6 +197,7 @@ def from_arguments(arguments: Mapping[str, Any], name: str) -> Architecture:
             gated_delta=gated_delta.from_arguments(arguments, name),
             short_convolution=short_convolution.from_arguments(arguments, name),
             **mamba.from_arguments(arguments, name),
+            sparse_attention=sparse_attention.from_arguments(arguments, name),
             **rope.from_arguments(arguments),
             **_read_experts(arguments, name),
             **(_multipliers(arguments, heads, latent is not None) | features | _windows(arguments, name)),

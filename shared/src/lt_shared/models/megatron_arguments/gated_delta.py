@@ -13,6 +13,8 @@ from lt_shared.models.architecture.gated_delta import SIZES
 VARIANT, FREQUENCY = "experimental_attention_variant", "linear_attention_freq"
 # megatron-core's variant, and Kimi Delta Attention, which it does not have.
 VARIANTS = GATED_DELTA_NET, KIMI_DELTA_ATTENTION = "gated_delta_net", "kimi_delta_attention"
+# Another variant, which `sparse_attention` reads.
+SPARSE = "dsa"
 # Fields that megatron-core has no argument for.
 _WITHOUT_ARGUMENT, _PREFIX = ("doubles_strength", "output_norm_epsilon"), "lt_gated_delta_"
 
@@ -40,10 +42,10 @@ def _of_interval(interval: int, count: int) -> list[int]:
 def from_arguments(arguments: Mapping[str, Any], name: str) -> GatedDelta | None:
     """Return the layers, None without any. Raises BadConfig for another variant, and for a list of another length."""
     variant, frequency = arguments.get(VARIANT), arguments.get(FREQUENCY)
-    if not variant and not frequency:
+    if not frequency and (not variant or variant == SPARSE):
         return None
     if variant not in VARIANTS:
-        raise BadConfig(f"{name}: {VARIANT} is {variant!r:.80}, known here are {', '.join(VARIANTS)}")
+        raise BadConfig(f"{name}: {VARIANT} is {variant!r:.80}, known here are {', '.join((*VARIANTS, SPARSE))}")
     count = arguments["num_layers"]
     if isinstance(frequency, list | tuple):
         pattern = list(frequency)

@@ -1,4 +1,4 @@
-"""DeepSeek-V2 and V2-Lite, DeepSeek-V3, Kimi K2, GLM-4.7-Flash and Mistral 4: latent attention, shared experts, and mostly YaRN.
+"""DeepSeek-V2, V2-Lite, V3 and V3.2, GLM-4.7-Flash and GLM-5, Kimi K2, Mistral 4: latent attention, shared experts.
 
 The counts match the published weights without the multi-token prediction layer of V3 (11.6 B more, `mtp_parameters`) and
 without the router's balancing biases.
@@ -7,7 +7,7 @@ without the router's balancing biases.
 import dataclasses
 from typing import Any
 
-from lt_shared.models.architecture import Architecture, LatentAttention
+from lt_shared.models.architecture import Architecture, LatentAttention, SparseAttention
 from lt_shared.models.presets.dense import llama
 from lt_shared.models.rope_scaling import YarnScaling
 
@@ -109,6 +109,55 @@ DEEPSEEK = (
         **_SIGMOID,
         moe_router_topk_scaling_factor=2.5,
         mtp_num_layers=1,
+    ),
+    _deepseek(
+        _tiny("tiny-deepseek-v32"),
+        _TINY,
+        YarnScaling(4.0, 256, mscale=1.0, mscale_all_dim=1.0),
+        **_experts(8, 4, 64, 1, 1),
+        **_groups(4, 2),
+        **_SIGMOID,
+        moe_router_topk_scaling_factor=2.5,
+        mtp_num_layers=1,
+        sparse_attention=SparseAttention(4, 32, 16),
+    ),
+    _deepseek(
+        llama("deepseek-v3.2", 61, 7168, 18432, 128, 128, 129280, 163840),
+        _LARGE,
+        YarnScaling(40.0, 4096, mscale=1.0, mscale_all_dim=1.0),
+        **_experts(256, 8, 2048, 1, 3),
+        **_groups(8, 4),
+        **_SIGMOID,
+        moe_router_topk_scaling_factor=2.5,
+        mtp_num_layers=1,
+        sparse_attention=SparseAttention(),
+    ),
+    dataclasses.replace(
+        _deepseek(
+            _tiny("tiny-glm-5"),
+            _TINY,
+            None,
+            **_experts(8, 4, 64, 1, 1),
+            **_SIGMOID,
+            moe_router_topk_scaling_factor=2.5,
+            mtp_num_layers=1,
+            sparse_attention=SparseAttention(4, 32, 16, dsa_indexer_rope_interleaved=True),
+        ),
+        norm_epsilon=1e-5,
+    ),
+    dataclasses.replace(
+        _deepseek(
+            llama("glm-5", 78, 6144, 12288, 64, 64, 154880, 202752),
+            LatentAttention(q_lora_rank=2048, kv_lora_rank=512, qk_head_dim=192, qk_pos_emb_head_dim=64, v_head_dim=256),
+            None,
+            **_experts(256, 8, 2048, 1, 3),
+            **_SIGMOID,
+            rotary_base=1000000.0,
+            moe_router_topk_scaling_factor=2.5,
+            mtp_num_layers=1,
+            sparse_attention=SparseAttention(32, dsa_indexer_rope_interleaved=True),
+        ),
+        norm_epsilon=1e-5,
     ),
     _deepseek(
         llama("kimi-k2", 61, 7168, 18432, 64, 64, 163840, 131072),

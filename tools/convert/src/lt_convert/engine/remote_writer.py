@@ -139,7 +139,7 @@ class RemoteJournal:
         storage.write_bytes(f"{self.destination}/{JOURNAL}", json.dumps(record).encode())
 
     def withdraw(self) -> None:
-        """Delete the uploaded objects, also those of a thread that began before the error, then the journal."""
+        """Delete the uploaded objects, also what a thread uploads that began before the error, then the journal."""
         for name in set(self.names) & set(storage.sizes_below(self.destination)):
             storage.remove(f"{self.destination}/{name}")
         storage.remove(f"{self.destination}/{JOURNAL}")

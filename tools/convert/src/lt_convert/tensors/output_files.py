@@ -54,7 +54,7 @@ Segment = bytes | Payload | Summary
 class OutputFile:
     """A file: `name` relative to the destination, with "/" between directories, and its content from beginning to end.
 
-    `objects` are the offsets at which its objects begin and end, if readers load it object by object.
+    `objects` are the offsets where its objects begin and end, if readers load it object by object.
     """
 
     name: str

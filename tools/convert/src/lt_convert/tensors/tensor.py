@@ -91,7 +91,7 @@ class Tensor:
 
     @property
     def encodings(self) -> list[str]:
-        """Return the dtypes in which encoded values are stored; empty if no value is encoded."""
+        """Return the stored dtypes of encoded values; empty if no value is encoded."""
         return list(dict.fromkeys(chunk.view.encoding.dtype for chunk in self.chunks if chunk.view and chunk.view.encoding))
 
     def widened(self) -> Self:

@@ -231,7 +231,7 @@ def _has_inode(one: Generation, earlier: SavedLogOffset) -> bool:
 
 
 def _shown(path: str, rotated_path: str) -> str:
-    """Return the path of a rotated file in the form in which the command line names its log."""
+    """Return the path of a rotated file in the form that the command line uses for its log."""
     directory = os.path.dirname(os.path.abspath(path))
     return os.path.join(os.path.dirname(path), os.path.relpath(rotated_path, directory))
 

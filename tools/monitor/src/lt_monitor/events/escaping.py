@@ -6,7 +6,7 @@ from lt_monitor.events.records import MESSAGE_CHARACTERS
 
 
 def printable(text: object, limit: int = MESSAGE_CHARACTERS) -> str:
-    """Return one line in which escapes such as \\x1b replace control, formatting and invalid characters.
+    """Return one line, with escapes such as \\x1b for control, formatting and invalid characters.
 
     A text of more than `limit` characters is cut and ends in an ellipsis.
     """

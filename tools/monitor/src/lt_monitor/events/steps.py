@@ -91,7 +91,7 @@ class Steps:
         return np.full(len(self), np.nan) if column is None else column
 
     def finite(self, field: str) -> tuple[np.ndarray, np.ndarray]:
-        """Return the steps and values at which the field is finite, as a curve needs them."""
+        """Return the finite values of the field with their steps, as a curve needs them."""
         column = self.column(field)
         is_finite = np.isfinite(column)
         return self.numbers[is_finite], column[is_finite]

@@ -146,7 +146,7 @@ def _last_calls(group: GroupCalls, ranks: Sequence[int]) -> tuple[tuple[tuple[in
 
 
 def _mismatch(group: GroupCalls, job: Job) -> Finding | None:
-    """Find the first number at which the ranks' calls differ.
+    """Find the number of the first call that differs between ranks.
 
     The oldest entry of a full ring is skipped, because it may be half of a coalesced call.
     """
@@ -293,7 +293,7 @@ def _held_by(behind: set[int], job: Job) -> set[int]:
 def _with_causes(findings: list[Finding], job: Job) -> list[Finding]:
     behind = {rank for finding in findings if finding.kind == BEHIND and finding.is_stuck for rank in finding.waiting}
     holding = [finding for finding in findings if finding.blocking or finding.kind == MISMATCH]
-    # Rank -> number of holding findings in which it waits.
+    # Rank -> number of holding findings that have it among the waiting ranks.
     waits = collections.Counter(rank for finding in holding for rank in finding.waiting)
     if behind:
         waits.update(_held_by(behind, job))

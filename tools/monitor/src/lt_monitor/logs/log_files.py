@@ -25,7 +25,7 @@ _EXTENSION = re.compile(rf"\.(?:log|out|err|txt|jsonl)(?:[.-]\d+)?(?:{file_conte
 RUN_LOGS = ("train.log", "metrics.jsonl")
 LOG_ENDINGS = (".log", ".out", ".txt", ".err")
 _NAMES_FOR_ANY_RUN = ("train", "metrics", "log", "output", "stdout", "stderr", "progress")
-# Depth to which directories are searched for logs of ranks.
+# Levels of directories that are searched for logs of ranks.
 RANK_DEPTH = 4
 # Launchers name these streams' files without an extension.
 _STREAM_NAMES = ("stdout", "stderr", "output", "log")

@@ -27,7 +27,7 @@ MARGIN_BYTES = 64
 
 
 class Position(NamedTuple):
-    """A position in the inputs, from which reading resumes.
+    """A position in the inputs where reading resumes.
 
     `input`: index into the list of inputs; `offset`: bytes of the decompressed content, rows of a Parquet file; `line`: the
     number of the next line from 1, or 0 if earlier lines were not counted (a file that is read at offsets).

@@ -110,7 +110,7 @@ def _bytes(text: str) -> bytes:
 
 
 def _separator(source: str, first_row: str, json_keys: Sequence[str]) -> str:
-    """Return the separator with which the first row names all keys."""
+    """Return the separator that splits the first row into names with all keys among them."""
     for separator in SEPARATORS:
         if _has_keys(_header(first_row, separator), json_keys):
             return separator

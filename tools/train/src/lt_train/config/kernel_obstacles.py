@@ -208,6 +208,7 @@ def _flash_obstacles(run: Run, capability: Capability) -> Obstacles:
     return {
         f"--device {run.parallelism.device}": run.parallelism.device != device.CUDA,
         "a soft cap of the scores": model.attn_logit_softcapping is not None,
+        "sparse attention": model.sparse_attention is not None,
         **_flash_head_obstacles(model),
         f"{run.precision.dtype}, only --bf16 and --fp16": not run.precision.half,
         "--attention-dropout": run.layers.attention_dropout > 0,

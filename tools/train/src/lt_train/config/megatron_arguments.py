@@ -59,6 +59,16 @@ SCHEDULE_LENGTHS = (UpdateArgument("lr_warmup_samples"), UpdateArgument("lr_deca
 WSD_ARGUMENTS = (UpdateArgument("lr_wsd_decay_style"), UpdateArgument("lr_wsd_decay_samples"))
 
 
+def _indexer_arguments(config: RunConfig) -> dict[str, Any]:
+    if config.architecture.sparse_attention is None:
+        return {}
+    optimization = config.optimization
+    return {
+        "dsa_indexer_loss_coeff": optimization.indexer_loss_coeff,
+        "dsa_indexer_use_sparse_loss": optimization.indexer_has_sparse_loss,
+    }
+
+
 def run_arguments(config: RunConfig, hybrid: bool = False) -> dict[str, Any]:
     """Return the run's settings under Megatron's argument names, of GPTModel or of a `hybrid` HybridModel."""
     optimization, parallel, precision = config.optimization, config.parallelism, config.precision
@@ -120,6 +130,7 @@ def run_arguments(config: RunConfig, hybrid: bool = False) -> dict[str, Any]:
         "ema_decay": optimization.ema_decay,
         "moe_router_bias_update_rate": optimization.router_bias_update_rate,
         "mtp_loss_scaling_factor": optimization.mtp_loss_scaling_factor,
+        **_indexer_arguments(config),
         **(optimization.mup.arguments(config.architecture) if optimization.mup else {}),
         "seed": config.seed,
         "bf16": precision.bf16,

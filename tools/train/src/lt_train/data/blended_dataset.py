@@ -61,7 +61,7 @@ class MockSequences:
 
 
 class RandomSequences(MockSequences):
-    """Sequences of the same lengths, in which all tokens are equally likely, for measurements.
+    """Sequences of the same lengths, with all tokens equally likely, for measurements.
 
     A model learns to count in ten steps. Gradients near zero switch fewer bits, and a GPU at the limit of its power then runs
     faster than it does in training.

@@ -194,7 +194,7 @@ def _whole(words: Sequence[str] | None) -> int:
 
 
 def _width(ledger: Ledger) -> None:
-    """Drop the two options from which FlagScale computes a missing --ffn-hidden-size, if it is not missing."""
+    """Drop the two options that FlagScale computes a missing --ffn-hidden-size from, if it is not missing."""
     if ledger.has("ffn_hidden_size"):
         for key in ("multiple_of", "hidden_dim_multiplier"):
             ledger.drop(key, "beside --ffn-hidden-size it has no effect")

@@ -172,7 +172,7 @@ def _dataset(data: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _optimizer(section: Mapping[str, Any], steps: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the optimizer and the schedule, whose length is that of the run."""
+    """Return the optimizer and the schedule, which is as long as the run."""
     if str(section.get("_target_", "")).rpartition(".")[2] != "MegatronOptimizerModule":
         return {"_target_": section.get("_target_")}, {}
     optimizer = dict(_part(section, "config"))

@@ -31,7 +31,7 @@ def values_of(configuration: Configuration) -> dict[str, Any]:
     for name, section in tree.items():
         if name not in LEFT_OUT and isinstance(section, dict):
             values[MOVED.get(name, name)] = section
-    # Before defaults are left out, because the keys that become those of the TOML files are new.
+    # Before defaults are left out, because the keys that get the names of the TOML files are new.
     _tokens(values)
     for name in tree:
         if name not in LEFT_OUT and isinstance(tree[name], dict):

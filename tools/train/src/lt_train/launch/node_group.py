@@ -242,7 +242,7 @@ class LeaderLost(Unavailable):
 class Member:
     """The side of the node number `node`. A context.
 
-    `endpoints` returns the addresses at which the leader may be. After the connection, `listener` is open at this node's
+    `endpoints` returns the addresses where the leader may be. After the connection, `listener` is open at this node's
     `address`, for the case that this node has to lead. `signalled` returns the signal that has asked the run to end, if any.
     Raises Unavailable if no leader answers within `wait_seconds`, and Terminated after a signal.
     """

@@ -43,7 +43,7 @@ class Group:
 
     @property
     def successors(self) -> list[int]:
-        """The members in the order in which they lead when the leader is lost: first those that have ranks."""
+        """The members in the order of their turn to lead when the leader is lost: first those that have ranks."""
         return sorted(self.hosts, key=lambda node: (node not in self.nodes, node))
 
 

@@ -45,7 +45,7 @@ class Held(Exception):
 
 @dataclasses.dataclass
 class SpareNodes:
-    """The nodes of a run, `spares` of which wait. `nodes.config` is the configuration on the nodes with ranks."""
+    """The nodes of a run; `spares` of the nodes wait. `nodes.config` is the configuration on the nodes with ranks."""
 
     nodes: Nodes
     spares: int
@@ -244,7 +244,7 @@ class LeadingSpareRun:
                 crash_loop.add_failed_start(saving, crash_loop.fingerprint(config))
 
     def _tell_copies(self, stored: int, world_size: int) -> None:
-        """Say from which copies the run goes on, or which ranks have none."""
+        """Say which copies the run goes on from, or which ranks have none."""
         if stored:
             note(f"going on from the copies of iteration {stored} in memory, if no checkpoint is newer")
         elif self._had_copies:

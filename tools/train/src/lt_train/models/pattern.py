@@ -38,6 +38,7 @@ from lt_train.models.mixers.kimi_delta import KimiDeltaAttention
 from lt_train.models.mixers.latent_attention import LatentAttention
 from lt_train.models.mixers.mamba import MambaMixer
 from lt_train.models.mixers.short_convolution import GatedConvolution
+from lt_train.models.mixers.sparse_attention import LatentSparseAttention
 from lt_train.models.mlps.grouped_experts import GroupedExperts
 from lt_train.models.mlps.mlp import MLP, Activation, GatedGemmMLP, GatedSharedExperts, swiglu_kernel, torch_activation
 from lt_train.models.mlps.moe import DispatchingMoE, ExchangingMoE, LocalMoE, MoE
@@ -147,6 +148,8 @@ class Pattern:
                 return self._attention(number)
             case sizes.LATENT_ATTENTION:
                 return self._latent_attention(number)
+            case sizes.SPARSE_ATTENTION:
+                return LatentSparseAttention(self.config, self.architecture, self.linears)
             case sizes.GATED_DELTA:
                 assert self.architecture.gated_delta is not None
                 return GatedDeltaNet(self.config, self.architecture.gated_delta, self.linears, self.kernels.delta or TORCH)

@@ -50,6 +50,9 @@ def transformer_config(run_config: RunConfig, device: torch.device) -> Transform
     )
     # megatron-core's constructor refuses biases of a softmax router, which `lt_train.models.mlps.router` has (ERNIE 4.5).
     config.moe_router_enable_expert_bias = architecture.moe_router_enable_expert_bias
+    # megatron-core 0.16 has no fields for sparse attention.
+    config.lt_indexer_loss_coeff = optimization.indexer_loss_coeff
+    config.lt_indexer_has_sparse_loss = optimization.indexer_has_sparse_loss
     return config
 
 

@@ -27,7 +27,7 @@ class Gathered(Protocol):
     count: int
 
     def parts(self) -> Iterator[tuple[slice, Tensor]]:
-        """Yield the parts in the order in which they arrive: their indices and their rows."""
+        """Yield the parts in the order of their arrival: their indices and their rows."""
         ...
 
     def whole(self) -> Tensor:

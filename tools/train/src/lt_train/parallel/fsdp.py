@@ -33,7 +33,7 @@ from lt_train.parallel import flat_shards
 from lt_train.parallel.shard_collectives import Collectives, ShardCollectives, UpdatedPart
 from lt_train.process.device import CPU
 
-# Arguments for which torch's named_parameters yields all parameters by name. torch's parameters() passes `recurse`.
+# Arguments that make torch's named_parameters yield all parameters by name. torch's parameters() passes `recurse`.
 ALL_PARAMETERS = {"prefix": "", "recurse": True, "remove_duplicate": True}
 
 

@@ -104,7 +104,7 @@ def _fill(share: torch.Tensor, shape: tuple[int, ...], offset: tuple[int, ...], 
 
 
 def _index(part: torch.Tensor, shape: tuple[int, ...], offset: tuple[int, ...]) -> torch.Tensor:
-    """Return the positions, int64, of the elements of `part` in a parameter of `shape`, in which it begins at `offset`."""
+    """Return the positions, int64, of the elements of `part`, which begins at `offset` in a parameter of `shape`."""
     index = torch.zeros((), dtype=torch.int64, device=part.device)
     for size, first, count in zip(shape, offset, part.shape, strict=True):
         index = index.unsqueeze(-1) * size + torch.arange(first, first + count, device=part.device)

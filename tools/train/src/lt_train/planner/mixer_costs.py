@@ -16,6 +16,7 @@ from lt_shared.models.architecture.sizes import (
     MAMBA,
     NO_MIXER,
     SHORT_CONVOLUTION,
+    SPARSE_ATTENTION,
 )
 
 # Tokens of a chunk of the gated delta rule and of Mamba's scan (`lt_train.ops`).
@@ -77,6 +78,22 @@ def _latent_attention_activations(model: Architecture, setting: Setting) -> int:
     keys_values = model.num_attention_heads * (latent.qk_head_dim + latent.v_head_dim)
     projected = model.query_size + keys_values + model.value_size
     return _count_activations(model, setting, projected, keys_values, model.query_size + model.kv_size, False)
+
+
+def _sparse_attention_kept(model: Architecture, setting: Setting) -> int:
+    """Latent attention's activations, index queries, keys and weights in float32, and the chosen tokens, on every rank."""
+    sparse = model.sparse_attention
+    assert sparse is not None
+    index = 2 * (sparse.query_size + sparse.dsa_indexer_head_dim + sparse.dsa_indexer_n_heads)
+    chosen = 0 if setting.recomputes_core else 4 * sparse.dsa_indexer_topk
+    return _latent_attention_activations(model, setting) + (index + chosen) * setting.tensor_ranks
+
+
+def _sparse_projections(model: Architecture) -> int:
+    latent, sparse = model.latent_attention, model.sparse_attention
+    assert latent is not None and latent.q_lora_rank is not None and sparse is not None
+    indexer = latent.q_lora_rank * sparse.query_size
+    return _latent_projections(model) + indexer + model.hidden_size * (sparse.dsa_indexer_head_dim + sparse.dsa_indexer_n_heads)
 
 
 def _count_activations(
@@ -226,6 +243,7 @@ def _mamba_matrices(model: Architecture, setting: Setting) -> int:
 COSTS = {
     ATTENTION: MixerCosts(_zero, _attention_vectors, _attention_activations, _attention_operands),
     LATENT_ATTENTION: MixerCosts(_latent_projections, _zero, _latent_attention_activations, _attention_operands),
+    SPARSE_ATTENTION: MixerCosts(_sparse_projections, _zero, _sparse_attention_kept, _attention_operands),
     GATED_DELTA: MixerCosts(_zero, _gated_delta_vectors, _gated_delta_kept, _gated_delta_operands, _gated_delta_recomputed),
     KIMI_DELTA: MixerCosts(
         _kimi_delta_projections, _kimi_delta_vectors, _kimi_delta_kept, _kimi_delta_operands, _kimi_delta_recomputed

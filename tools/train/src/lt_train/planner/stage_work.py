@@ -84,7 +84,8 @@ def _layer_work(model: Architecture, seq_length: int, layer: int, more_weights: 
     """
     weights = model.mixer_weights(layer) + model.mlp_weights(layer, model.moe_router_topk) + more_weights
     attention = (model.query_size + model.value_size) * scored_pairs(model, layer, seq_length) / seq_length
-    attention += 2 * MIXERS[model.mixer(layer)].products(model)
+    mixer = MIXERS[model.mixer(layer)]
+    attention += 2 * mixer.products(model) + mixer.pair_products(model) * seq_length
     forward = 2 * weights + attention
     return Work(forward, forward + attention + (forward if repeats else 0), 2 * weights)
 

@@ -53,7 +53,7 @@ class Meeting:
 def plan_meeting(
     rank_env: RankEnvironment | None, node: Node | None, environment: Mapping[str, str] = os.environ
 ) -> Meeting | None:
-    """Return the address at which the processes exchange findings, or None for a process alone."""
+    """Return the address where the processes exchange findings, or None for a process alone."""
     if rank_env is not None:
         # If torchrun shares its store with the ranks, torchrun itself listens on the rendezvous port.
         port = rank_env.master_port + (environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True")

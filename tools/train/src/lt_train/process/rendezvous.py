@@ -180,7 +180,7 @@ def meet(store: Any, rank_env: RankEnvironment, joining: datetime.timedelta, dig
 
 
 def _difference(store: Any, ranks: int) -> str:
-    """Describe the first rank whose settings differ from those of rank 0; empty if there is none."""
+    """Describe the first rank whose settings differ from rank 0's; empty if there is none."""
     (first_host, first_digests), *answers = map(json.loads, store.multi_get([f"{KEY}/{rank}" for rank in range(ranks)]))
     for rank, (host, digests) in enumerate(answers, 1):
         parts = [part for part in first_digests if digests.get(part) != first_digests[part]]

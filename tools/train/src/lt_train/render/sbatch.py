@@ -97,7 +97,7 @@ LOST_NODE = """\
 class SbatchOptions:
     """Options of Slurm: the time limit, pyxis's mounts, and the GPUs per node if Slurm manages GPUs.
 
-    `named` are options of sbatch that are options here, `more` those of --sbatch-option.
+    `named` are options of sbatch that are options here, `more` the options that --sbatch-option gives.
     """
 
     time_limit: str | None

@@ -17,7 +17,7 @@ RESTARTS = 100
 PORT = 23456
 # Restarting does not help. 1, 126 and 127 are bash's: any error, a program that cannot be run, a missing program.
 NEVER_CODES = sorted(int(code) for code in (1, *restart_policy.NEVER, 126, 127))
-# The port on which HyperPod's operator tells hyperpodrun in each pod its rank, the first pod, and when to start.
+# The port where HyperPod's operator tells hyperpodrun in each pod its rank, the first pod, and when to start.
 AGENT_PORT = 8080
 # HyperPod's operator starts the ranks again after any exit code: it fails the job after this many starts of all pods in an hour.
 FULL_RESTARTS, RESTARTS_OF_RANKS, PERIOD_SECONDS = 3, 3, 3600

@@ -105,12 +105,14 @@ def fingerprint(config: RunConfig) -> str:
     return hashlib.sha256(chosen.to_json().encode()).hexdigest()
 
 
-def check(directory: str | None, plan: str) -> None:
-    """Raise BadConfig if the last `LIMIT` attempts of the run in `directory`, all with this `plan`, failed at the same step."""
-    if directory is None:
+def check(config: RunConfig) -> None:
+    """Raise BadConfig if the last `LIMIT` attempts of the run, all with this configuration, failed at the same step."""
+    directory = config.checkpointing.directory
+    # Most runs begin without attempts: there is nothing to compare the configuration with.
+    if directory is None or attempts(directory) == 0:
         return
     run = Path(directory)
-    failed = _failed(run, plan)
+    failed = _failed(run, fingerprint(config))
     if len(failed) >= LIMIT and len(set(failed[-LIMIT:])) == 1:
         start, reached = failed[-1]
         raise BadConfig(

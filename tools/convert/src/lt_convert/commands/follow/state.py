@@ -28,7 +28,7 @@ _NAME = re.compile(r"iter_\d{7,}|step-\d+")
 class Entry:
     """The progress on one checkpoint of the run.
 
-    `written` is the time at which the run finished the checkpoint; a later time shows that the run has written it again.
+    `written` is the time when the run finished the checkpoint; a later time shows that the run has written it again.
     `attempts` counts the runs of the command, `exit_code` belongs to the last run, and `succeeded` is whether any run succeeded.
     """
 

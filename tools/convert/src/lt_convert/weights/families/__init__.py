@@ -32,6 +32,7 @@ from lt_convert.weights.families.qwen3_5 import QWEN3_5, QWEN3_5_MOE
 from lt_convert.weights.families.qwen3_moe import QWEN3_MOE
 from lt_convert.weights.families.qwen3_next import QWEN3_NEXT
 from lt_convert.weights.families.smollm3 import SMOLLM3
+from lt_convert.weights.families.sparse_attention import SPARSE_ATTENTION
 from lt_convert.weights.mapping import Family
 from lt_shared.console import BadData
 from lt_shared.models import huggingface
@@ -88,6 +89,8 @@ FAMILIES = {
     "gpt_oss": GPT_OSS,
     "deepseek_v2": DEEPSEEK,
     "deepseek_v3": DEEPSEEK,
+    "deepseek_v32": SPARSE_ATTENTION,
+    "glm_moe_dsa": SPARSE_ATTENTION,
     "kimi_k2": DEEPSEEK,
     "kimi_linear": KIMI_LINEAR,
     "glm4_moe_lite": DEEPSEEK,

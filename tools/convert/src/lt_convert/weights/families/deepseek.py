@@ -102,7 +102,7 @@ def _megatron_table(stacked: bool, engine: bool) -> Table:
     }
 
 
-def _both(first: Table, second: Table) -> Table:
+def both(first: Table, second: Table) -> Table:
     """The first table, with what only the second one has as further names."""
     return {**first, **{name: Alias(op, written=True) for name, op in second.items() if name not in first}}
 
@@ -146,7 +146,7 @@ _ATTENTION_MODULES = (
 )
 
 
-def _modules(layer: str, experts: str) -> tuple[str, ...]:
+def modules(layer: str, experts: str) -> tuple[str, ...]:
     """Return the modules of a layer with an `_extra_state` of TransformerEngine. `experts` prefixes a layer with experts."""
     attention = tuple(f"{layer}self_attention.{name}" for name in _ATTENTION_MODULES)
     return (f"{layer}input_layernorm", *attention, f"{experts}pre_mlp_layernorm")
@@ -156,11 +156,11 @@ DEEPSEEK = Family(
     name="deepseek",
     shapes=shapes,
     tables={
-        MEGATRON: _both(_megatron_table(stacked=True, engine=False), _megatron_table(stacked=True, engine=True)),
+        MEGATRON: both(_megatron_table(stacked=True, engine=False), _megatron_table(stacked=True, engine=True)),
         MEGATRON_TE: _megatron_table(stacked=False, engine=True),
         MEGATRON_LOCAL: _megatron_table(stacked=False, engine=False),
     }
     | llama.torchtitan_tables(TORCHTITAN_TABLE, expert_layers.NAMES_OF_2025),
-    extra_state_modules=multi_token.extra_state_modules(_MEGATRON_DENSE, _MEGATRON_EXPERT, _modules),
+    extra_state_modules=multi_token.extra_state_modules(_MEGATRON_DENSE, _MEGATRON_EXPERT, modules),
     repeated=multi_token.REPEATED,
 )

@@ -70,7 +70,7 @@ class Part:
 class GatedQueryGroups:
     """Megatron's linear_qkv with output gates: for each query group its query heads, its gates, its key head, its value head.
 
-    The canonical query tensor has the rows of a head's queries, then those of its gates.
+    The canonical query tensor has the rows of a head's queries, then the rows of its gates.
     """
 
     combine, separate = "interleave query groups with gates", "separate query groups and gates"

@@ -70,7 +70,7 @@ def _inner_text(envelope: Record) -> str | None:
 
 
 def quoted_text(line: bytes) -> bytes | None:
-    """Return the text of a line in which a shipper quotes it; None for any other line."""
+    """Return the text that a shipper quotes in its line; None for any other line."""
     match = _QUOTED.match(line) if line[:1] in _QUOTED_BEGINS else None
     if match is None:
         return None

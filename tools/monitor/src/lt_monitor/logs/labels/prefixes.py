@@ -90,7 +90,7 @@ def lines_with(kinds: frozenset[int], spellings: tuple[bytes, ...] = ()) -> re.P
 
 
 def spellings(labels: Iterable[bytes]) -> tuple[bytes, ...]:
-    """Return patterns of the most frequent of `labels`, in which each number stands for any."""
+    """Return patterns of the most frequent of `labels`; a number in a label stands for any number."""
     counts = Counter(_DIGITS.sub(rb"\\d+", re.escape(label)) for label in labels if label)
     return tuple(spelling for spelling, _ in counts.most_common(MAXIMUM_SPELLINGS))
 

@@ -60,7 +60,7 @@ def _white_space_end(start: int, end: int, classes: int) -> int:
 
 @inner
 def word_end(pattern: int, start: int, end: int, classes: int) -> int:
-    """The address at which the word that starts at `start` ends; more than `start` and at most `end`."""
+    """The end address of the word that starts at `start`; more than `start` and at most `end`."""
     kind = class_at(start, classes)
     second = start + width(load8(start))
     if kind == NUMBER:

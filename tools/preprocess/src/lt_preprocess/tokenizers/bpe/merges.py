@@ -21,6 +21,7 @@ from lt_preprocess.compiler.intrinsics import (
     load8,
     load32,
     load64,
+    prefetch,
     release,
     signed,
     store32,
@@ -138,6 +139,12 @@ def _merged(tables: Merges, rank: np.uint32) -> np.uint32:
 
 
 @inner
+def _prefetch_merged(tables: Merges, rank: np.uint32) -> None:
+    if tables.id_minus_rank < 0:
+        prefetch(tables.merged_ids + 4 * (signed(rank) if rank != _NO_RANK else 0))
+
+
+@inner
 def _hashed(left: np.uint64, right: np.uint64) -> tuple[np.uint64, np.uint64]:
     """The key of a pair and its hash."""
     key = left << _ID_BITS | right
@@ -221,6 +228,9 @@ def _merge_scanning(tables: Merges, start: int, size: int, scratch: int, output:
         new = _merged(tables, best)
         left, right = load32(ids + 4 * at - 4), load32(ids + 4 * at + 8)
         left_rank, right_rank = rank_of(tables, left, new), rank_of(tables, new, right)
+        # One of the next merges may need an id that it makes: a tenth of the time was spent waiting for it.
+        _prefetch_merged(tables, left_rank)
+        _prefetch_merged(tables, right_rank)
         for index in range(max(at - 1, 0) & -LANES, size, LANES):
             merge_lanes(ids + 4 * index, at - index, left, new)
             merge_lanes(ranks + 4 * index, at - index, left_rank, right_rank)

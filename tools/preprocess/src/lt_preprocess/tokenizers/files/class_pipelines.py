@@ -46,7 +46,7 @@ _QWEN35 = QWEN2.replace(r"\p{L}+", r"[\p{L}\p{M}]+").replace(r"[^\s\p{L}\p{N}]+"
 
 @dataclasses.dataclass(frozen=True)
 class ClassRules:
-    """The rules by which a class of transformers replaces the rules in tokenizer.json.
+    """The rules that a class of transformers puts in place of the rules in tokenizer.json.
 
     `pattern` is None for ByteLevel's pattern (`use_regex`). The class adds the `tokens` that no file names or contains.
     `rebuilds` is False if the class keeps the rules of the file and only adds tokens.

@@ -95,7 +95,7 @@ def _bert(config: Mapping[str, Any], charsmap: Steps) -> Rules:
 
 
 def _gemma(config: Mapping[str, Any], charsmap: Steps) -> Rules:
-    # The class also cuts at spaces, of which none is left: "deviation" takes both spellings.
+    # The class also cuts at spaces, but no space is left: "deviation" takes both spellings.
     return [{"type": "Replace", "pattern": {"String": " "}, "content": SPACE}], []
 
 

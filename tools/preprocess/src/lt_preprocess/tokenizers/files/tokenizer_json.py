@@ -92,7 +92,7 @@ def _splits(pre_tokenizer: dict[str, Any] | None) -> str | tuple[str, ...]:
 
 
 def _split(step: dict[str, Any]) -> str | None:
-    """Return the pattern by which one step cuts text; None for an unknown step.
+    """Return the pattern that one step cuts text by; None for an unknown step.
 
     Text that the pattern does not match becomes a piece (Isolated) or is dropped (Removed, inverted). So a step that drops is
     accepted only with a compiled pattern, because compiled patterns match all text.

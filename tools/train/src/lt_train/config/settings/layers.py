@@ -194,6 +194,8 @@ def check(
     windowed = architecture.sliding_window is not None and seq_length > architecture.sliding_window
     masked = windowed or documents or parallelism.context > 1
     masked |= architecture.attn_logit_softcapping is not None or architecture.attention_sinks
+    if layers.attention_dropout and architecture.sparse_attention:
+        yield BadConfig(f"attention dropout in the sparse attention of {architecture.name}", "drop --attention-dropout")
     if layers.attention_dropout and masked and parallelism.device == device.CUDA:
         yield BadConfig(
             "attention dropout works neither with sinks, windows, documents or a soft cap, nor with context parallelism",

@@ -88,6 +88,17 @@ OPTIONS = console.section(
         default=0.0,
         help="Set the weight of the z-loss, the squared log of the softmax's normaliser.",
     ),
+    click.option(
+        "--dsa-indexer-loss-coeff",
+        type=RATE,
+        default=0.0,
+        help="Set the weight of the loss of sparse attention's indexers; without it they do not learn.",
+    ),
+    click.option(
+        "--dsa-indexer-use-sparse-loss",
+        is_flag=True,
+        help="Compare an indexer with attention to the chosen tokens only, not to all.",
+    ),
     click.option("--mtp-loss-scaling-factor", type=RATE, default=0.1, help="Set the weight of the multi-token prediction loss."),
     click.option(
         "--moe-router-bias-update-rate",
@@ -134,6 +145,8 @@ class Optimization:
     router_bias_update_rate: float
     max_nan_steps: int
     ema_decay: float | None = None
+    indexer_loss_coeff: float = 0.0
+    indexer_has_sparse_loss: bool = False
     mup: Mup | None = None
 
     @property
@@ -177,6 +190,8 @@ def resolve_optimization(options: dict[str, Any], batches: Batches, architecture
         router_bias_update_rate=options["moe_router_bias_update_rate"],
         max_nan_steps=options["max_nan_steps"],
         ema_decay=options["ema_decay"],
+        indexer_loss_coeff=options["dsa_indexer_loss_coeff"],
+        indexer_has_sparse_loss=options["dsa_indexer_use_sparse_loss"],
         mup=resolve_mup(options, architecture.hidden_size),
     )
 

@@ -57,7 +57,7 @@ def _resolve_precision(configuration: Configuration, container: Instance) -> Non
 
 
 def _flatten_model(configuration: Configuration, carried: Collection[str], container: Instance, tree: dict[str, Any]) -> None:
-    """Put the fields of `model.transformer` beside those of `model`, where providers have them."""
+    """Put the fields of `model.transformer` beside the fields of `model`, where providers have them."""
     model, outer = container.attributes.get("model"), tree.get("model")
     if isinstance(outer, dict) and isinstance(outer.get("transformer"), dict):
         inner = outer.pop("transformer")

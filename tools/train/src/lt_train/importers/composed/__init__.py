@@ -1,1 +1,1 @@
-"""Configurations that other programs turn into those of Megatron-LM and TorchTitan: Primus, nanotron and others."""
+"""Configurations that other programs turn into configurations of Megatron-LM and TorchTitan: Primus, nanotron and others."""

@@ -42,7 +42,7 @@ def _text(value: Any) -> str:
 
 
 def translate_words(words: Iterable[str], variables: Mapping[str, str] | None = None) -> Translation:
-    """Translate words of a command line in which a shell expands variables."""
+    """Translate words of a command line whose variables a shell expands."""
     script = " ".join(_quoted(word) for word in words)
     return megatron_lm.translate_command(megatron_lm.command_in(script, dict(variables or {})))
 

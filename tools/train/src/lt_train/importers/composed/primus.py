@@ -19,7 +19,7 @@ from lt_train.importers.upstream.rows import options
 SOURCE = "Primus"
 PRESETS = Path("primus/configs")
 TRAINERS = ("megatron", "torchtitan")
-# Sections of Primus's own beside those of TorchTitan.
+# Sections that Primus adds to TorchTitan's.
 OF_PRIMUS = ("primus_turbo", "sink_level", "file_sink_level", "stderr_sink_level", "trainable", "extends", "includes")
 TURBO = "primus_turbo"
 # What FSDP does by itself.

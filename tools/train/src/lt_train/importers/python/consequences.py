@@ -129,7 +129,7 @@ class Consequences(Assignment, Library):
 
 
 def _statements(nodes: list[ast.stmt]) -> Iterator[ast.stmt]:
-    """Yield `nodes` and the statements inside of them, except those of functions and classes."""
+    """Yield `nodes` and the statements inside of them, except in functions and classes."""
     for node in nodes:
         yield node
         if not isinstance(node, ast.FunctionDef | ast.ClassDef):

@@ -32,7 +32,7 @@ CONFIGURED = frozenset({"nemo_run.Config", "nemo_run.Partial", "nemo_run.config.
 
 
 class Library(BuiltinFunctions):
-    """Provide the functions of Python's library, and those of nemo_run."""
+    """Provide the functions of Python's library and of nemo_run."""
 
     def decorate(self, decorator: Any, value: Any) -> Any:
         """Apply a decorator. That of another package makes the result unknown, unless it is known to change nothing."""

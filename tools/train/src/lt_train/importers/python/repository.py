@@ -72,7 +72,7 @@ class Repository:
         return base == self.file.parent or not (base / "__init__.py").exists()
 
     def _name_of(self, file: Path) -> tuple[str, bool]:
-        """Return the dotted name of a file, and whether it is that of a package."""
+        """Return the dotted name of a file, and whether it names a package."""
         inside = [parent for parent in file.parents if self.root in parent.parents]
         packages = [parent for parent in inside if (parent / "__init__.py").exists()]
         # A directory between packages may lack __init__.py, and so may those above, as megatron in src/megatron/bridge.

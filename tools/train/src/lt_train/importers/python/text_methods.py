@@ -78,7 +78,7 @@ class Methods(Operators):
         return Builtin(function.__name__, run)
 
     def _check_parts(self, name: str, receiver: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
-        """Refuse calls in which Python would hash or compare nested collections, which takes exponential time."""
+        """Refuse calls that would make Python hash or compare nested collections, which takes exponential time."""
         if isinstance(receiver, dict | set | frozenset):
             parts = [entry for argument in arguments[:1] for entry in (argument if isinstance(argument, list) else [argument])]
             usable = all(is_key(entry) or isinstance(entry, dict) for entry in parts)

@@ -38,7 +38,7 @@ class External:
 
     @property
     def is_class(self) -> bool:
-        """Whether the name is written as that of a class: an upper-case letter first, and a lower-case one."""
+        """Whether the name is written as classes' names are: an upper-case letter first, and a lower-case one."""
         name = self.last_name.lstrip("_")
         return name[:1].isupper() and not name.isupper()
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 @dataclasses.dataclass(frozen=True)
 class ShellCommand:
-    """The words of a command with known variables replaced, and the line on which the command begins.
+    """The words of a command with known variables replaced, and the line where the command begins.
 
     `conditional` maps a variable whose value depends on a condition to the words that it may have, and `causes` maps it to the
     variables in that condition. `guards` are the variables that decide whether the command runs. `sourced` lists the files that

@@ -93,7 +93,7 @@ class Variables:
             self.values.pop(name, None)
 
     def merge(self, branches: Sequence["Variables"], causes: Sequence[str]) -> None:
-        """Merge the variables of `branches`, one of which the script takes. Branches that exit are ignored."""
+        """Merge the variables of `branches`; the script takes one branch. Branches that exit are ignored."""
         living = [branch for branch in branches if not branch.has_exited]
         if not living:
             self.has_exited = True

@@ -61,25 +61,28 @@ class LatentAttention(MegatronModule):  # type: ignore[misc]
 
     def forward(self, hidden_states: Tensor, documents: Tensor | None, angles: Tensor | None) -> Outputs:
         """Attend over `hidden_states`. `angles` is unused, because it is for whole heads; this layer computes its angles."""
-        query, key, value = self._queries_keys_values(hidden_states)
+        query, key, value = self._keys_values(hidden_states, self._query(hidden_states))
         if self.temperature is not None:
             query = self.temperature.scale(query, documents)
         is_recomputed = self.recomputes_core and self.training
         mixed = recomputation.compute(self.core_attention, is_recomputed, query, key, value, documents)
         return self.linear_proj(mixed)[0], None
 
-    def _queries_keys_values(self, hidden_states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return queries, keys and values [s, b, heads, channels] of the local heads and context-parallel chunks."""
+    def _keys_values(self, hidden_states: Tensor, queries: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return queries, keys and values [s, b, heads, channels] of the local heads and context-parallel chunks.
+
+        `queries` [s, b, local heads * channels] are not rotated yet.
+        """
         sizes = self.sizes
         down = self.linear_kv_down_proj(hidden_states)
         latent, rotated = torch.split(down, [sizes.kv_lora_rank, sizes.qk_pos_emb_head_dim], dim=-1)
-        query = _split_last(self._query(hidden_states), sizes.query_channels)
+        query = _split_last(queries, sizes.query_channels)
         up = _split_last(self.linear_kv_up_proj(self.kv_layernorm(latent))[0], sizes.qk_head_dim + sizes.v_head_dim)
         content, value = torch.split(up, [sizes.qk_head_dim, sizes.v_head_dim], dim=-1)
         rotated = self._for_all_heads(rotated)
         if not self.rotates:
             return query, _with_shared(content, rotated), value
-        angles = _cosines_and_sines(self.architecture, len(query), query.device, query.dtype)
+        angles = cosines_and_sines(self.architecture, len(query), query.device, query.dtype)
         query, key = _compiled()(query, content, rotated, *angles)
         return query, key, value
 
@@ -119,9 +122,7 @@ def score_scale(architecture: Architecture) -> float:
 
 
 @functools.lru_cache(maxsize=4)
-def _cosines_and_sines(
-    architecture: Architecture, length: int, device: torch.device, dtype: torch.dtype
-) -> tuple[Tensor, Tensor]:
+def cosines_and_sines(architecture: Architecture, length: int, device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Return cosines and sines [length, 1, 1, pairs] for this context-parallel rank's positions, cached for all layers."""
     frequencies = rope.inverse_frequencies(architecture, length * parallel_state.get_context_parallel_world_size())
     angles = rope.local_positions(length, device)[:, None] * frequencies.to(device)
@@ -144,12 +145,12 @@ def _add_positions(query: Tensor, content: Tensor, rotated: Tensor, cosines: Ten
     """
     shared = rotated.shape[-1]
     unrotated, turned = torch.split(query, [query.shape[-1] - shared, shared], dim=-1)
-    query = torch.cat((unrotated, _rotate_pairs(turned, cosines, sines)), dim=-1)
-    key = _rotate_pairs(rotated.unsqueeze(2), cosines, sines).expand(-1, -1, content.shape[2], -1)
+    query = torch.cat((unrotated, rotate_pairs(turned, cosines, sines)), dim=-1)
+    key = rotate_pairs(rotated.unsqueeze(2), cosines, sines).expand(-1, -1, content.shape[2], -1)
     return query, torch.cat((content, key), dim=-1)
 
 
-def _rotate_pairs(channels: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
+def rotate_pairs(channels: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
     """Rotate pairs of adjacent channels by their angles.
 
     In the result, the first channels of all pairs come before the second channels. Scores stay the same, because queries and keys

@@ -14,12 +14,12 @@ from lt_shared.models import huggingface, megatron_arguments, presets
 from lt_shared.models.architecture import LARGEST, Architecture, RopeScaling
 from lt_shared.models.huggingface import rope_parameters
 from lt_shared.models.rope_scaling import AnyScaling
-from lt_train.config.settings.model import experts, gated_delta, latent_attention, mixer_layers, mup
+from lt_train.config.settings.model import experts, gated_delta, latent_attention, mixer_layers, mup, sparse_attention
 
 POSITIVE = click.IntRange(min=1)
 NONE = "none"
 # The parts of a model that not every model has, each with its options.
-PARTS: tuple[Any, ...] = (experts, latent_attention, gated_delta, mup)
+PARTS: tuple[Any, ...] = (experts, latent_attention, sparse_attention, gated_delta, mup)
 
 
 def _complete_model(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[Any]:

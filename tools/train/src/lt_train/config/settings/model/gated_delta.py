@@ -10,7 +10,7 @@ from lt_shared.console import BadConfig
 from lt_shared.models.architecture import Architecture
 from lt_shared.models.architecture.gated_delta import SIZES
 from lt_shared.models.megatron_arguments import gated_delta
-from lt_shared.models.megatron_arguments.gated_delta import FREQUENCY, VARIANT, VARIANTS
+from lt_shared.models.megatron_arguments.gated_delta import FREQUENCY, SPARSE, VARIANT, VARIANTS
 from lt_train.config.settings.model import experts
 
 POSITIVE = click.IntRange(min=1)
@@ -19,7 +19,7 @@ OPTIONS = console.section(
     "Gated delta layers",
     click.option(
         "--experimental-attention-variant",
-        type=click.Choice(VARIANTS),
+        type=click.Choice((*VARIANTS, SPARSE)),
         help="Use gated delta in place of attention in most layers (Qwen3-Next).",
     ),
     click.option(
