@@ -17,6 +17,7 @@ NAMINGS = [
     "node{}/rank_{}.log", "node{}/{}.log", "gpu{}.err", "gpt_rank{}.log", "node-{}-rank-{}.log", "local_rank_{}.log",
     "ip-10-1-2-{}/{}.log", "ip-10-1-2-{}/train.out", "nid00123{}/stderr",
     "node-{}/{}.log letters", "node_{}/rank{}.out letters",
+    "hosts/{}.log", "hosts/stderr",
     "attempt_0/{}/stderr.log", "none_abc/attempt_0/{}/stderr.log", "RANK_{}.log", "master-0.log worker-{}.log",
 ]  # fmt: skip
 
@@ -24,7 +25,7 @@ NAMINGS = [
 def write_ranks(directory: Path, naming: str) -> None:
     for rank in range(4):
         text = f"[rank2]: {OUT_OF_MEMORY}\n" if rank == 2 else TIME_OUT.format(rank=rank)
-        names = naming.removesuffix(" letters").split()
+        names = naming.removesuffix(" letters").replace("hosts", ("gold", "amber", "teal", "plum")[rank]).split()
         name = names[0] if rank == 0 else names[-1]
         node = "ab"[rank // 2] if naming.endswith("letters") else rank // 2
         path = directory / (name.format(node, rank % 2) if name.count("{") == 2 else name.format(rank))
@@ -40,6 +41,15 @@ def test_one_finding_for_the_cause(tool: Any, tmp_path: Path, naming: str) -> No
     assert [(one["rule"], one["severity"]) for one in findings] == [("out-of-memory", "critical")], done.stdout
     assert findings[0]["run"] == ("logs/gpt" if naming.startswith("gpt") else "logs/none_abc" if "none" in naming else "logs")
     assert done.returncode == 3
+
+
+def test_directories_with_any_names_may_be_runs(tool: Any, tmp_path: Path) -> None:
+    """Logs of the same rank, or without ranks, are several runs."""
+    for name, rank in (("small", 0), ("large", 0)):
+        (tmp_path / "logs" / name).mkdir(parents=True)
+        (tmp_path / "logs" / name / "stderr").write_text(TIME_OUT.format(rank=rank))
+    done = tool("alert", "--json", "logs")
+    assert {json.loads(line)["run"] for line in done.stdout.splitlines()} == {"logs/small", "logs/large"}, done.stdout
 
 
 def test_steps_of_all_ranks_count_once(tool: Any, tmp_path: Path) -> None:

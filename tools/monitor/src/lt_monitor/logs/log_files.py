@@ -163,7 +163,7 @@ def _logs_in(directory: str, left_out: dict[str, ToolError]) -> list[str]:
     named_logs = [path for name, path in files.items() if _is_called_log(name) and not name.startswith(".")]
     named_logs = list(dict.fromkeys([*named_logs, *(() if run_logs else _rank_logs(directory))]))
     if not run_logs and not named_logs:
-        named_logs = _numbered_logs(directory)
+        named_logs = _numbered_logs(directory) or _host_logs(directory)
     unreadable: dict[str, ToolError] = {}
     named_logs = list(_readable(named_logs, unreadable))
     if not run_logs:
@@ -270,6 +270,23 @@ def _numbered_logs(directory: str) -> list[str]:
         elif entry.is_file() and _NUMBERED_LOG.fullmatch(file_contents.COMPRESSION.sub("", entry.name)):
             numbered.append(entry.path)
     return numbered
+
+
+def _host_logs(directory: str) -> list[str]:
+    """Return the numbered logs and the streams' logs in subdirectories with any names, such as hosts, if there are several."""
+    by_host = {
+        entry.name: [path for path in _rank_logs(entry.path, 1, True) if is_host_log(path)]
+        for entry in sorted(os.scandir(directory), key=lambda entry: entry.name)
+        if entry.is_dir(follow_symlinks=False) and not entry.name.startswith(".")
+    }
+    hosts = [logs for logs in by_host.values() if logs]
+    return [path for logs in hosts for path in logs] if len(hosts) > 1 else []
+
+
+def is_host_log(path: str) -> bool:
+    """Whether the name of a log says only which process of its directory or which stream it is: `0.log`, `stderr`."""
+    stem = _EXTENSION.sub("", os.path.basename(path))
+    return stem in _STREAM_NAMES or _NUMBER.fullmatch(stem) is not None
 
 
 def _is_rank(name: str) -> bool:

@@ -65,6 +65,7 @@ def run_names(
         is_settled = all(path in settled_names or path in idle for path in group)
         if len({names[path] for path in group}) > 1 and not is_settled:
             _join(group, names)
+    _join_hosts([path for path in names if path not in settled_names], names)
     by_default = {names[path]: name for path, name in settled_names.items()}
     return {path: settled_names.get(path) or by_default.get(name, name) for path, name in names.items()}
 
@@ -101,6 +102,31 @@ def _join(group: Sequence[str], names: dict[str, str]) -> None:
         with_rank_0 = [path for path in mains if 0 in contents[path].ranks or contents[path].has_arguments]
         leader = names[[*with_rank_0, *mains, *group][0]]
         names |= dict.fromkeys(group, leader)
+
+
+def _join_hosts(paths: Sequence[str], names: dict[str, str]) -> None:
+    """Give a run's logs in directories with any names, such as `n1/0.log` and `gold/0.log`, the name of their parent directory.
+
+    Each log must name other ranks than the others; a log without ranks is the main log.
+    """
+    by_parent: dict[str, list[str]] = {}
+    for path in paths:
+        if path != log_files.STANDARD_INPUT and not storage.is_remote(path) and log_files.is_host_log(path):
+            by_parent.setdefault(os.path.dirname(os.path.dirname(path)), []).append(path)
+    for parent, group in by_parent.items():
+        if (
+            len({os.path.dirname(path) for path in group}) < 2
+            or len({names[path] for path in group}) < 2
+            or not parent.strip("./")
+        ):
+            continue
+        contents = [_content(path) for path in group]
+        ranks = [rank for content in contents for rank in content.ranks]
+        mains = [content for content in contents if content.is_main]
+        without_ranks = [content for content in contents if not content.ranks]
+        if len(ranks) > len(set(ranks)) or len(without_ranks) > 1 or not ranks or not _is_one_run(mains):
+            continue
+        names |= dict.fromkeys(group, parent)
 
 
 def _split(group: Sequence[str], fields: Sequence[Sequence[str]], varying: Sequence[int], names: dict[str, str]) -> None:
