@@ -3,7 +3,7 @@
 import pytest
 from layouts import assembled
 
-from lt_train.planner.memory_advice import ELSEWHERE, less_memory
+from lt_train.planner.memory_advice import ELSEWHERE, MemoryAdvice
 
 LLAMA = ("--model", "llama3.1-8b", "--bf16", "--mock-data", "--train-iters", "1")
 RECOMPUTE = "--recompute-granularity full"
@@ -28,10 +28,10 @@ FSDP, DISTRIBUTED, TENSOR = (
 )
 def test_only_what_helps_is_named(words: str, activations: list[str], state: list[str]) -> None:
     config = assembled([*LLAMA, *words.split()])
-    assert less_memory(config) == ", ".join([*activations, ELSEWHERE])
-    assert less_memory(config, state_only=True) == ", ".join([*state, ELSEWHERE])
+    assert MemoryAdvice(config).text() == ", ".join([*activations, ELSEWHERE])
+    assert MemoryAdvice(config).text(state_only=True) == ", ".join([*state, ELSEWHERE])
 
 
 def test_a_mixture_of_experts_is_not_told_to_shard_what_fsdp_cannot() -> None:
     words = "--model qwen3-30b-a3b --bf16 --mock-data --train-iters 1 --ranks 8 --expert-model-parallel-size 8"
-    assert FSDP not in less_memory(assembled(words.split()))
+    assert FSDP not in MemoryAdvice(assembled(words.split())).text()

@@ -20,7 +20,7 @@ def plan(tmp_path: Path) -> RunConfig:
 
 
 def check(plan: RunConfig) -> None:
-    crash_loop.check(plan)
+    crash_loop.check(plan.checkpointing, lambda: crash_loop.fingerprint(plan))
 
 
 def fail(plan: RunConfig, start: int, reached: int) -> None:

@@ -21,7 +21,7 @@ from lt_train.config.settings import data as data_settings
 from lt_train.process import device, open_files, signals
 
 if TYPE_CHECKING:
-    from lt_train.planner.memory_estimate import Estimate
+    pass
 
 EXAMPLES = """
 lt-preprocess corpus.jsonl --tokenizer gpt2/ --append-eod -o data/web | lt-train --model tiny --train-iters 20 --save run1 -
@@ -109,7 +109,8 @@ def _show_plan(config: RunConfig, as_json: bool, is_finished: bool | None) -> in
 
     `is_finished` is None for a run without checkpoints.
     """
-    from lt_train.planner import memory_estimate, run_table
+    from lt_train.planner import memory_estimate, run_table, search
+    from lt_train.planner.memory_advice import MemoryAdvice
 
     estimate = memory_estimate.estimate(config).fullest_rank
     local_cluster = cluster.local_cluster(config.parallelism.device, config.parallelism.world_size)
@@ -118,17 +119,10 @@ def _show_plan(config: RunConfig, as_json: bool, is_finished: bool | None) -> in
         console.print_json(config.as_record() | {"rank_memory_bytes": estimate.as_record()} | progress)
     else:
         console.print_text(run_table.table(config, local_cluster, bool(is_finished)))
-    return _check_memory(config, estimate, local_cluster)
-
-
-def _check_memory(config: RunConfig, estimate: "Estimate", local_cluster: cluster.Cluster) -> int:
-    from lt_train.planner import memory_advice, search
-
     if shortage := search.memory_shortage(estimate, local_cluster):
         elsewhere = "lt-train plan --gpu NAME --nodes N shows it on another machine"
-        raise BadConfig(
-            f"the plan does not fit: {shortage.reason}", f"{memory_advice.less_memory(config, shortage.is_certain)}; {elsewhere}"
-        )
+        advice = MemoryAdvice(config).text(shortage.is_certain)
+        raise BadConfig(f"the plan does not fit: {shortage.reason}", f"{advice}; {elsewhere}")
     return ExitCode.OK
 
 

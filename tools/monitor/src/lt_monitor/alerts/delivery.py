@@ -20,7 +20,6 @@ from collections.abc import Sequence
 
 from lt_monitor.alerts import chat_messages
 from lt_monitor.events.alert_findings import Finding
-from lt_shared import blas_threads
 from lt_shared.console import UsageError
 from lt_shared.files import storage
 
@@ -58,7 +57,7 @@ def run_command(command: str, finding: Finding) -> str | None:
             shlex.split(command),
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
-            env={key: value for key, value in blas_threads.environment().items() if key not in SECRET_VARIABLES},
+            env={key: value for key, value in os.environ.items() if key not in SECRET_VARIABLES},
             start_new_session=True,
         )
     except (OSError, ValueError) as error:

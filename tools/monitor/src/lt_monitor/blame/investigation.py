@@ -12,7 +12,6 @@ from lt_monitor.blame.rollback import Rollback
 from lt_monitor.blame.spikes import StepRange
 from lt_monitor.blame.suspects import Blame, RunSamples, blame
 from lt_monitor.runs import run_loader
-from lt_shared import blas_threads
 from lt_shared.console import BadData, IoFailure, Unavailable, UsageError, note
 from lt_shared.data.sample_order import sample_losses
 from lt_shared.files import storage
@@ -111,7 +110,7 @@ def _scored(run: str, steps: StepRange, sample_numbers: set[int]) -> dict[int, f
         raise Unavailable("lt-train is not installed here", "run lt-train score where it is, and pass its output to --losses")
     command = [program, "score", run, "--step", f"{steps.first}-{steps.last}"]
     note(" ".join(command))
-    process = subprocess.run(command, stdout=subprocess.PIPE, check=False, env=blas_threads.environment())
+    process = subprocess.run(command, stdout=subprocess.PIPE, check=False)
     if process.returncode:
         raise IoFailure(f"lt-train score ended with exit code {process.returncode}")
     loss_by_sample = sample_losses.parse(process.stdout.splitlines(), sample_numbers, "lt-train score")

@@ -8,7 +8,7 @@ import click
 
 from lt_monitor.cli import blame_command, machine_commands, view_commands
 from lt_monitor.cli.log_options import pattern_options, reads_logs
-from lt_shared import blas_threads, console
+from lt_shared import console
 
 
 class Commands(console.Group):
@@ -94,5 +94,4 @@ for _command in (blame_command.blame, *view_commands.COMMANDS, *machine_commands
 
 
 def main() -> None:
-    blas_threads.limit()
     console.run(command, "lt-monitor")

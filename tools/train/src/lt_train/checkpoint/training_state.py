@@ -184,12 +184,12 @@ def load(
         if common is not None:
             _check_unrecorded(directory, common, config.architecture, settings)
         if iteration is None or (settings.finetune and not settings.continues):
-            _load_weights(state, _read(state.sharded_model(), directory, config, state.is_hybrid))
+            _load_weights(state, _read(state.sharded_model(), directory, config.architecture, state.is_hybrid))
             state.optimizer.reload_model_params()
             return
         if settings.no_load_optim and not settings.continues:
             request = state.sharded_model() | random_state.request(config.layers, config.checkpointing, config.parallelism)
-            loaded = _read(request, directory, config, state.is_hybrid)
+            loaded = _read(request, directory, config.architecture, state.is_hybrid)
             _load_weights(state, loaded)
             state.optimizer.reload_model_params()
         else:
@@ -215,18 +215,18 @@ def _load_with_optimizer(directory: Path, config: RunConfig, state: TrainingStat
     theirs = present if saved is None else Kind(bool(saved.distributed_optimizer), saved.dtype)
     if theirs == present:
         request = sharded | random_state.request(config.layers, config.checkpointing, config.parallelism)
-        loaded = _read(request, directory, config, state.is_hybrid)
+        loaded = _read(request, directory, config.architecture, state.is_hybrid)
         _load_weights(state, loaded)
         optimizer = loaded["optimizer"]
         optimizer_state.count_as_torch(optimizer)
     else:
         model_request, optimizer_request = optimizer_state.requests(sharded, theirs, present)
         request = model_request | random_state.request(config.layers, config.checkpointing, config.parallelism)
-        loaded = _read(request, directory, config, state.is_hybrid)
+        loaded = _read(request, directory, config.architecture, state.is_hybrid)
         # The optimizer's fp32 weights may be the model's weights themselves. Read them last, because the loaded model weights may
         # be rounded.
         _load_weights(state, loaded)
-        optimizer = optimizer_state.assemble(sharded, _read(optimizer_request, directory, config, state.is_hybrid))
+        optimizer = optimizer_state.assemble(sharded, _read(optimizer_request, directory, config.architecture, state.is_hybrid))
     if config.optimization.optimizer == "muon":
         optimizer_state.complete(optimizer)
     optimizer_state.take_schedule(optimizer, state.optimizer.param_groups)
@@ -318,14 +318,14 @@ def _ordered_samples(stored: Any, arguments: dict[str, Any]) -> tuple[int, ...]:
     return tuple(map(int, lengths)) if isinstance(lengths, list | tuple) else (int(lengths),) if lengths else ()
 
 
-def _read(sharded: dict[str, Any], directory: Path, config: RunConfig, is_hybrid: bool) -> dict[str, Any]:
+def _read(sharded: dict[str, Any], directory: Path, architecture: Architecture, is_hybrid: bool) -> dict[str, Any]:
     """Read the tensors that `sharded` requests. megatron-core's `_extra_state` placeholders may be missing: they are empty.
 
     `is_hybrid`: the checkpoint has the layers of HybridModel.
     """
     merge_in_place(sharded)
     if is_hybrid:
-        hybrid_layout.name_layers(sharded, bool(config.architecture.mlp_layers))
+        hybrid_layout.name_layers(sharded, bool(architecture.mlp_layers))
     loaded: dict[str, Any]
     try:
         loaded, _, absent = dist_checkpointing.load(sharded, str(directory), strict=StrictHandling.RETURN_UNEXPECTED)

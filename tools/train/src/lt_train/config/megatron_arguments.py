@@ -12,6 +12,7 @@ from lt_train.config.run_config import RunConfig
 from lt_train.config.settings import pipeline_layout
 from lt_train.config.settings.data import Data, blend_words
 from lt_train.config.settings.data_schedule import Schedule
+from lt_train.config.settings.optimization import Optimization
 from lt_train.config.settings.parallelism import VOCABULARY_MULTIPLE
 from lt_train.config.settings.skipping import Skipping
 
@@ -59,10 +60,7 @@ SCHEDULE_LENGTHS = (UpdateArgument("lr_warmup_samples"), UpdateArgument("lr_deca
 WSD_ARGUMENTS = (UpdateArgument("lr_wsd_decay_style"), UpdateArgument("lr_wsd_decay_samples"))
 
 
-def _indexer_arguments(config: RunConfig) -> dict[str, Any]:
-    if config.architecture.sparse_attention is None:
-        return {}
-    optimization = config.optimization
+def _indexer_arguments(optimization: Optimization) -> dict[str, Any]:
     return {
         "dsa_indexer_loss_coeff": optimization.indexer_loss_coeff,
         "dsa_indexer_use_sparse_loss": optimization.indexer_has_sparse_loss,
@@ -130,7 +128,7 @@ def run_arguments(config: RunConfig, hybrid: bool = False) -> dict[str, Any]:
         "ema_decay": optimization.ema_decay,
         "moe_router_bias_update_rate": optimization.router_bias_update_rate,
         "mtp_loss_scaling_factor": optimization.mtp_loss_scaling_factor,
-        **_indexer_arguments(config),
+        **(_indexer_arguments(optimization) if config.architecture.sparse_attention else {}),
         **(optimization.mup.arguments(config.architecture) if optimization.mup else {}),
         "seed": config.seed,
         "bf16": precision.bf16,

@@ -28,7 +28,8 @@ from lt_train.launch import group_attempt
 from lt_train.launch.group_attempt import POLL_SECONDS, STOP_SECONDS, NodesLost, OthersFailed, Stopped
 from lt_train.launch.node_group import Endpoint, Leader, LeaderLost, Member, is_leader, listen
 from lt_train.launch.rank_processes import RankKilled, Ranks
-from lt_train.planner import memory_advice, memory_estimate, node_counts, search
+from lt_train.planner import memory_estimate, node_counts, search
+from lt_train.planner.memory_advice import MemoryAdvice
 from lt_train.process import restart_policy
 from lt_train.process.ports import free_port
 from lt_train.process.rank_environment import Node
@@ -100,7 +101,7 @@ class Nodes:
         parallel = config.parallelism
         here = cluster.local_cluster(parallel.device, parallel.world_size, count)
         if shortage := search.memory_shortage(memory_estimate.estimate(config).fullest_rank, here):
-            raise BadConfig(f"the plan does not fit: {shortage.reason}", memory_advice.less_memory(config, shortage.is_certain))
+            raise BadConfig(f"the plan does not fit: {shortage.reason}", MemoryAdvice(config).text(shortage.is_certain))
 
     def rank_node(self, nodes: Sequence[int], address: Endpoint) -> Node:
         """Return this node as the ranks see it in an attempt of `nodes`, which meet at `address`."""

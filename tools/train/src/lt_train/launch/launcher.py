@@ -50,7 +50,7 @@ def prepare(config: RunConfig, is_first: bool = True) -> RunConfig:
     config = config.at_step(resume.steps_done(config.checkpointing))
     # Every node checks, because if only the first node ended, the others would wait for it. The check reads only: an attempt is
     # recorded when all ranks have met.
-    crash_loop.check(config)
+    crash_loop.check(config.checkpointing, lambda: crash_loop.fingerprint(config))
     start = config.checkpointing.start
     if start is not None:
         if not storage.is_remote(start):

@@ -12,7 +12,6 @@ import stat
 import sys
 import warnings
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -117,13 +116,12 @@ def start(config: RunConfig, rank_env: RankEnvironment, control: Controlled | No
                     run = _import_run(config.scoring, control)
             return run(config, rank_env, prepared_device)
         except Exception as error:
-            from lt_train.planner import memory_advice
+            from lt_train.planner.memory_advice import MemoryAdvice
             from lt_train.process import failure_report, interruption
 
             is_echo = failure_report.is_echo(error) or interruption.is_interrupted()
             if not (control and is_echo and control.is_held()):
-                less_memory = partial(memory_advice.less_memory, config)
-                raise failure_report.replacement_error(error, rank_env, less_memory) from error
+                raise failure_report.replacement_error(error, rank_env, MemoryAdvice(config).text) from error
         # Outside the except block, because the error's traceback refers to frames, and the frames to the model.
         _leave_process_groups()
         if prepared_device is not None:

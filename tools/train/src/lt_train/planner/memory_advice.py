@@ -14,50 +14,61 @@ WORTHWHILE_SHARE = 0.02
 ELSEWHERE = "more GPUs with --parallel auto, or a smaller model"
 
 
-def less_memory(config: RunConfig, state_only: bool = False) -> str:
-    """List what would lower the memory of the fullest rank, for a hint.
+@dataclasses.dataclass(frozen=True)
+class MemoryAdvice:
+    """What would lower the memory of a run with this configuration."""
 
-    With `state_only`, weights, gradients and optimizer state have to shrink: a smaller micro batch is then no remedy.
-    """
+    config: RunConfig
 
-    def needed_bytes(candidate: RunConfig) -> int:
-        estimate: Estimate = memory_estimate.estimate(candidate).fullest_rank
-        return estimate.weights + estimate.gradients + estimate.optimizer if state_only else estimate.total
+    def text(self, state_only: bool = False) -> str:
+        """List what would lower the memory of the fullest rank, for a hint.
 
-    worthwhile = needed_bytes(config) * (1 - WORTHWHILE_SHARE)
-    remedies = [option for option, candidate in _candidates(config) if needed_bytes(candidate) < worthwhile]
-    return ", ".join([*remedies, ELSEWHERE])
+        With `state_only`, weights, gradients and optimizer state have to shrink: a smaller micro batch is then no remedy.
+        """
 
+        def needed_bytes(estimate: Estimate) -> int:
+            return estimate.weights + estimate.gradients + estimate.optimizer if state_only else estimate.total
 
-def _candidates(config: RunConfig) -> Iterator[tuple[str, RunConfig]]:
-    """Yield options that `config` does not have and can have, and the configuration with each of them."""
-    batches, recompute, parallel = config.batches, config.memory.recompute, config.parallelism
-    if batches.micro_batch_size > 1:
-        half = batches.micro_batch_size // 2
-        smaller = dataclasses.replace(batches, micro_batch_size=half)
-        yield f"--micro-batch-size {half}", dataclasses.replace(config, batches=smaller)
-    if recompute is None or recompute.granularity != "full":
-        settings = dataclasses.replace(config.memory, recompute=Recompute("full", "uniform", 1, ()))
-        yield "--recompute-granularity full", dataclasses.replace(config, memory=settings)
-    if parallel.data < 2:
-        return
-    if not config.memory.fully_sharded:
-        settings = dataclasses.replace(config.memory, fully_sharded=True, overlap_grad_reduce=False, overlap_param_gather=False)
-        sharded = dataclasses.replace(
-            config, memory=settings, parallelism=dataclasses.replace(parallel, distributed_optimizer=False)
-        )
-        if _is_valid(sharded):
-            yield "--use-torch-fsdp2", sharded
-        divided = dataclasses.replace(config, parallelism=dataclasses.replace(parallel, distributed_optimizer=True))
-        if not parallel.distributed_optimizer and _is_valid(divided):
-            yield "--use-distributed-optimizer", divided
-    tensor = 2 * parallel.tensor
-    split = dataclasses.replace(config, parallelism=dataclasses.replace(parallel, tensor=tensor, sequence=True))
-    if parallel.data % 2 == 0 and _is_valid(split):
-        yield f"--tensor-model-parallel-size {tensor} --sequence-parallel", split
+        worthwhile = needed_bytes(memory_estimate.estimate(self.config).fullest_rank) * (1 - WORTHWHILE_SHARE)
+        remedies = [
+            option
+            for option, candidate in self._candidates()
+            if needed_bytes(memory_estimate.estimate(candidate).fullest_rank) < worthwhile
+        ]
+        return ", ".join([*remedies, ELSEWHERE])
 
+    @property
+    def _is_valid(self) -> bool:
+        config = self.config
+        settings = config.memory, config.parallelism, config.architecture, config.precision, config.optimization
+        layout = parallelism.check(config.parallelism, config.architecture, config.batches.seq_length)
+        return not any(memory.check(*settings)) and not any(layout)
 
-def _is_valid(config: RunConfig) -> bool:
-    settings = config.memory, config.parallelism, config.architecture, config.precision, config.optimization
-    layout = parallelism.check(config.parallelism, config.architecture, config.batches.seq_length)
-    return not any(memory.check(*settings)) and not any(layout)
+    def _candidates(self) -> Iterator[tuple[str, RunConfig]]:
+        """Yield options that the configuration does not have and can have, and the configuration with each of them."""
+        config = self.config
+        batches, recompute, parallel = config.batches, config.memory.recompute, config.parallelism
+        if batches.micro_batch_size > 1:
+            half = batches.micro_batch_size // 2
+            smaller = dataclasses.replace(batches, micro_batch_size=half)
+            yield f"--micro-batch-size {half}", dataclasses.replace(config, batches=smaller)
+        if recompute is None or recompute.granularity != "full":
+            settings = dataclasses.replace(config.memory, recompute=Recompute("full", "uniform", 1, ()))
+            yield "--recompute-granularity full", dataclasses.replace(config, memory=settings)
+        if parallel.data < 2:
+            return
+        if not config.memory.fully_sharded:
+            settings = dataclasses.replace(
+                config.memory, fully_sharded=True, overlap_grad_reduce=False, overlap_param_gather=False
+            )
+            whole_state = dataclasses.replace(parallel, distributed_optimizer=False)
+            sharded = dataclasses.replace(config, memory=settings, parallelism=whole_state)
+            if MemoryAdvice(sharded)._is_valid:
+                yield "--use-torch-fsdp2", sharded
+            divided = dataclasses.replace(config, parallelism=dataclasses.replace(parallel, distributed_optimizer=True))
+            if not parallel.distributed_optimizer and MemoryAdvice(divided)._is_valid:
+                yield "--use-distributed-optimizer", divided
+        tensor = 2 * parallel.tensor
+        split = dataclasses.replace(config, parallelism=dataclasses.replace(parallel, tensor=tensor, sequence=True))
+        if parallel.data % 2 == 0 and MemoryAdvice(split)._is_valid:
+            yield f"--tensor-model-parallel-size {tensor} --sequence-parallel", split

@@ -5,7 +5,8 @@ from collections.abc import Iterator
 from lt_shared.models import presets
 from lt_train.config.checks import draft_problems, missing_packages, problems_here, problems_on
 from lt_train.config.settings import parallelism
-from lt_train.planner import memory_advice, memory_estimate, search
+from lt_train.planner import memory_estimate, search
+from lt_train.planner.memory_advice import MemoryAdvice
 from lt_train.preflight.check_interface import Finding, NotChecked, Situation, error, error_finding, warning
 
 FAST_HEAD_MULTIPLE = 8
@@ -80,4 +81,4 @@ def fits(situation: Situation) -> Iterator[Finding]:
         raise NotChecked("the layout does not divide the model and the ranks")
     if shortage := search.memory_shortage(memory_estimate.estimate(config).fullest_rank, situation.cluster):
         report = error if shortage.is_certain else warning
-        yield report(shortage.reason, situation.cluster.gpu.name, memory_advice.less_memory(config, shortage.is_certain))
+        yield report(shortage.reason, situation.cluster.gpu.name, MemoryAdvice(config).text(shortage.is_certain))

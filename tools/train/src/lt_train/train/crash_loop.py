@@ -11,6 +11,7 @@ import hashlib
 import json
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -105,14 +106,14 @@ def fingerprint(config: RunConfig) -> str:
     return hashlib.sha256(chosen.to_json().encode()).hexdigest()
 
 
-def check(config: RunConfig) -> None:
-    """Raise BadConfig if the last `LIMIT` attempts of the run, all with this configuration, failed at the same step."""
-    directory = config.checkpointing.directory
+def check(checkpointing: Checkpointing, plan: Callable[[], str]) -> None:
+    """Raise BadConfig if the last `LIMIT` attempts of the run, all with the fingerprint `plan`, failed at the same step."""
+    directory = checkpointing.directory
     # Most runs begin without attempts: there is nothing to compare the configuration with.
     if directory is None or attempts(directory) == 0:
         return
     run = Path(directory)
-    failed = _failed(run, fingerprint(config))
+    failed = _failed(run, plan())
     if len(failed) >= LIMIT and len(set(failed[-LIMIT:])) == 1:
         start, reached = failed[-1]
         raise BadConfig(
