@@ -98,8 +98,8 @@ ARCHITECTURES = {
         moe_shared_expert_intermediate_size=48,
     ),
     "glm4-moe-lite": small("tiny-glm4-moe-lite", kv_channels=0),
-    "deepseek-v3.2": small("tiny-deepseek-v32", kv_channels=0),
-    "glm-5": small("tiny-glm-5", kv_channels=0),
+    "deepseek-v3.2": small("tiny-deepseek-v32", kv_channels=0, mtp_num_layers=0),
+    "glm-5": small("tiny-glm-5", kv_channels=0, mtp_num_layers=0),
 }
 
 

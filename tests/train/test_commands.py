@@ -10,7 +10,7 @@ from lt_shared.models import presets
 
 def test_sections_are_listed_with_all_their_options() -> None:
     shown = " ".join(train("help").out.split())
-    assert "Parallelism --parallel, --tensor-model-parallel-size, --pipeline-model-parallel-size and 12 more" in shown
+    assert "Parallelism --parallel, --tensor-model-parallel-size, --pipeline-model-parallel-size and 15 more" in shown
     assert "Faults --distributed-timeout-minutes, --max-restarts, --min-nodes and 3 more Reports" in shown
     assert shown.endswith("lt-train help SECTION shows one, lt-train --help all of them.")
 
@@ -45,7 +45,7 @@ def test_what_is_neither_is_refused() -> None:
     assert (done.code, done.out) == (2, "")
     assert done.err.startswith(
         "lt-train: error: quantum: neither a section nor an option\nhint: sections: Model, Experts, "
-        "Latent attention, Gated delta layers, Width transfer, Implementations, "
+        "Latent attention, Sparse attention, Gated delta layers, Width transfer, Implementations, "
     )
     for word, nearest in (("paralelism", "parallelism"), ("weight_decay", "weight-decay")):
         assert train("help", word).err.endswith(f"neither a section nor an option\nhint: did you mean {nearest}?\n")

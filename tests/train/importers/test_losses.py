@@ -111,7 +111,7 @@ def test_two_commands_are_not_chosen_between(tmp_path: Path) -> None:
 SWITCHES = (
     *("openai-gelu", "quick-geglu", "rotary-interleaved", "qk-l2-norm"),
     *("apply-residual-connection-post-layernorm", "is-hybrid-model", "embed-layernorm"),
-    *("experimental-attention-variant dsa", "heterogeneous-layers-config-path x"),
+    *("experimental-attention-variant compressed", "heterogeneous-layers-config-path x"),
 )
 
 

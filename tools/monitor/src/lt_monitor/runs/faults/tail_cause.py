@@ -36,6 +36,7 @@ from lt_shared import credentials
 LATE_OUTPUT_BYTES = 1 << 16
 # About forty progress bars.
 KILL_WAIT_BYTES = 1 << 13
+SLURM_TIME_LIMIT = "DUE TO TIME LIMIT"
 # Keep the log open: if it is rotated meanwhile, the open file still has its end.
 MAXIMUM_OPEN_LOGS = 64
 SILENCE = "the log stops without a word"
@@ -226,7 +227,8 @@ def _open_faults(tail: LogTail) -> list[Record]:
 
 
 def _is_time_limit(fault: Record, over: int) -> bool:
-    return fault["fault"] == "time-limit" and int(over - fault["src"]["offset"]) <= KILL_WAIT_BYTES
+    is_of_slurm = fault["fault"] == "time-limit" and SLURM_TIME_LIMIT in str(fault["message"])
+    return is_of_slurm and int(over - fault["src"]["offset"]) <= KILL_WAIT_BYTES
 
 
 def _says_failure(faults: Sequence[Record]) -> bool:
