@@ -191,6 +191,16 @@ class LeadingSpareRun:
 
         Spare nodes take the places of `expected` nodes only after `expected_seconds`.
         """
+        while True:
+            nodes = self._place(ranks, group, positions, expected, expected_seconds)
+            self._ask_for_copies(ranks, group)
+            # Of nodes that are killed together, one may be known to be lost only while the others answer.
+            if ranks.signalled or set(nodes) <= set(group.present):
+                return nodes
+
+    def _place(
+        self, ranks: Ranks, group: SpareLeader, positions: list[int], expected: Collection[int], expected_seconds: float
+    ) -> list[int]:
         began = time.monotonic()
         deadline = began + self._config.faults.wait_for_nodes_seconds
         while True:
@@ -200,13 +210,15 @@ class LeadingSpareRun:
             waiting = [node for node in group.present if node not in positions] if are_all_there else []
             placed = [node if node in group.present else waiting.pop(0) if waiting else None for node in positions]
             if None not in placed or ranks.signalled:
-                break
+                return [node for node in placed if node is not None]
             if is_late:
                 raise Unavailable(
                     f"{sum(node is not None for node in placed)} of {len(positions)} node(s) with ranks are there",
                     "see how the launchers of the others ended; the same command continues the run",
                 )
             time.sleep(POLL_SECONDS)
+
+    def _ask_for_copies(self, ranks: Ranks, group: SpareLeader) -> None:
         group.hold()
         deadline = time.monotonic() + ANSWER_SECONDS
         while not group.have_answered and time.monotonic() < deadline:
@@ -214,7 +226,6 @@ class LeadingSpareRun:
             time.sleep(POLL_SECONDS / 5)
         place = [group.local_address, self._exchange.port]
         self._inventories = {self._number: Inventory(ranks.copies.steps(), place)} | group.inventories
-        return [node for node in placed if node is not None]
 
     def _attempt(self, ranks: Ranks, group: SpareLeader, positions: list[int], restarts_left: int) -> int:
         world_size = self._config.parallelism.world_size
