@@ -23,7 +23,7 @@ from typing import Any
 
 import nursery
 from reserved_ports import free_port
-from running import environment, losses
+from running import BRIEF_LOSSES, environment, losses
 
 from lt_train import cli
 from lt_train.checkpoint import starting_point
@@ -48,6 +48,11 @@ NOT_CONNECTED = ("Gloo connectFullMesh failed", "EADDRINUSE", "Connection closed
 SECOND_PYTHON = "LT_SECOND_PYTHON"
 # At this signal a rank prints where it is.
 STACKS = signal.SIGUSR2
+# A model whose layers many pipelines divide, for plans that are not trained.
+EIGHT_LAYERS = (
+    *("--model", "tiny", "--mock-data", "--device", "cpu"),
+    *("--num-layers", "8", "--seq-length", "64", "--global-batch-size", "8"),
+)
 # How a rank ends, and what is at the end of its error's name, when it ends only because another one has failed.
 ECHO_CODE, ECHO = 3, "-echo"
 
@@ -134,6 +139,33 @@ def train_all(
             hung[name] = f"Of the first try:\n{''.join(said)}{result.stderr[-6000:]}\nOf the second:\n"
             next(entry for entry in left if entry["name"] == name)["port"] = free_port()
     return {name: _outcome(place / name, failed.get(name)) for name in commands}
+
+
+def train_variants(
+    training: Sequence[str],
+    options_by_name: Mapping[str, Sequence[str]],
+    dataset: str,
+    place: Path,
+    stopped: Container[str] = (),
+) -> dict[str, Outcome]:
+    """Train `training` with the options of every name, on up to two ranks.
+
+    The runs in `stopped` write checkpoints; in the options of others, such a name stands for the run's directory.
+    """
+    commands = {
+        name: (*training, *(str(place / word) if word in stopped else word for word in options), dataset)
+        for name, options in options_by_name.items()
+    }
+    return train_all(commands, place, 2, saving=stopped)
+
+
+def check_losses_of_one_rank(outcomes: Mapping[str, Outcome], layout: str, alone: str) -> None:
+    """Compare a layout with the run of one rank: a sum in another order differs by less than 1e-5."""
+    assert outcomes[layout].error is None, outcomes[layout].error
+    assert outcomes[alone].losses.keys() == BRIEF_LOSSES
+    assert outcomes[layout].losses.keys() == BRIEF_LOSSES
+    differences = {key: abs(loss - outcomes[alone].losses[key]) for key, loss in outcomes[layout].losses.items()}
+    assert all(difference <= 1e-5 for difference in differences.values()), differences
 
 
 def _seniority(error: Path) -> tuple[bool, float]:

@@ -4,8 +4,8 @@ import dataclasses
 
 import pytest
 import torch
-from layouts import Outcome, sampled, train_all
-from running import BRIEF, BRIEF_LOSSES
+from layouts import Outcome, check_losses_of_one_rank, sampled, train_variants
+from running import BRIEF
 
 from lt_shared.console import BadConfig
 from lt_shared.contracts.manifest import Dataset
@@ -50,20 +50,13 @@ LAYOUTS = sampled(
 def outcomes(tmp_path_factory: pytest.TempPathFactory, dataset: Dataset) -> dict[str, Outcome]:
     place = tmp_path_factory.mktemp("runs")
     runs = {"alone": (), "stopped": ("--exit-interval", "1"), "documents-alone": DOCUMENTS, "hybrid-alone": HYBRID, **LAYOUTS}
-    commands = {
-        name: (*TRAINING, *(str(place / word) if word == "stopped" else word for word in options), dataset.prefix)
-        for name, options in runs.items()
-    }
-    return train_all(commands, place, 2, saving=["stopped"])
+    return train_variants(TRAINING, runs, dataset.prefix, place, stopped=["stopped"])
 
 
 @pytest.mark.parametrize("layout", [name for name in LAYOUTS if name != "resumed"])
 def test_every_layout_has_the_losses_of_one_rank(layout: str, outcomes: dict[str, Outcome]) -> None:
     *variant, _ = layout.split("-")
-    alone = outcomes["-".join((*variant, "alone"))]
-    assert outcomes[layout].error is None
-    assert alone.losses.keys() == BRIEF_LOSSES
-    assert outcomes[layout].losses == pytest.approx(alone.losses, abs=1e-5)
+    check_losses_of_one_rank(outcomes, layout, "-".join((*variant, "alone")))
 
 
 def test_a_resumed_run_has_the_same_bits(outcomes: dict[str, Outcome]) -> None:

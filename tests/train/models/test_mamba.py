@@ -7,9 +7,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from layouts import Outcome, sampled, train_all
+from layouts import Outcome, check_losses_of_one_rank, sampled, train_variants
 from reserved_ports import free_port
-from running import BRIEF, BRIEF_LOSSES, environment
+from running import BRIEF, environment
 
 from lt_shared.console import BadConfig
 from lt_shared.contracts.manifest import Dataset
@@ -61,19 +61,12 @@ ALONE = {"dense-alone": DENSE, "moe-alone": EXPERTS, "documents-alone": (*DENSE,
 @pytest.fixture(scope="module")
 def outcomes(tmp_path_factory: pytest.TempPathFactory, dataset: Dataset) -> dict[str, Outcome]:
     place = tmp_path_factory.mktemp("runs")
-    commands = {
-        name: (*TRAINING, *(str(place / word) if word in STOPPED else word for word in options), dataset.prefix)
-        for name, options in {**ALONE, **STOPPED, **LAYOUTS}.items()
-    }
-    return train_all(commands, place, 2, saving=list(STOPPED))
+    return train_variants(TRAINING, {**ALONE, **STOPPED, **LAYOUTS}, dataset.prefix, place, stopped=list(STOPPED))
 
 
 @pytest.mark.parametrize("layout", [name for name in LAYOUTS if name not in RESUMED])
 def test_every_layout_has_the_losses_of_one_rank(layout: str, outcomes: dict[str, Outcome]) -> None:
-    alone = outcomes[f"{layout.split('-')[0]}-alone"]
-    assert outcomes[layout].error is None
-    assert alone.losses.keys() == BRIEF_LOSSES
-    assert outcomes[layout].losses == pytest.approx(alone.losses, abs=1e-5)
+    check_losses_of_one_rank(outcomes, layout, f"{layout.split('-')[0]}-alone")
 
 
 @pytest.mark.parametrize("layout", [name for name in LAYOUTS if name in RESUMED])

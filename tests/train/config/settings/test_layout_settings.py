@@ -1,23 +1,10 @@
 """What of a layout is refused before any rank starts, and how Megatron's options for stages are read."""
 
 import pytest
-from layouts import plan_of
+from layouts import EIGHT_LAYERS, plan_of
 
 from lt_shared.console import BadConfig, UsageError
 
-MODEL = (
-    "--model",
-    "tiny",
-    "--mock-data",
-    "--device",
-    "cpu",
-    "--num-layers",
-    "8",
-    "--seq-length",
-    "64",
-    "--global-batch-size",
-    "8",
-)
 PP2 = ("--pipeline-model-parallel-size", "2")
 PP4 = ("--pipeline-model-parallel-size", "4")
 VPP2 = ("--num-virtual-stages-per-pipeline-rank", "2")
@@ -58,7 +45,7 @@ REFUSED = {
 def test_refused_layouts(case: str) -> None:
     options, message = REFUSED[case]
     with pytest.raises(BadConfig, match=message):
-        plan_of([*MODEL, "--num-query-groups", "4", *options])
+        plan_of([*EIGHT_LAYERS, "--num-query-groups", "4", *options])
 
 
 @pytest.mark.parametrize(
@@ -68,13 +55,13 @@ def test_refused_layouts(case: str) -> None:
 def test_what_divides_the_model_is_named(heads: str, groups: str, hint: str) -> None:
     sizes = ("--num-attention-heads", heads, "--num-query-groups", groups, "--hidden-size", "64", "--ffn-hidden-size", "192")
     with pytest.raises(BadConfig) as caught:
-        plan_of([*MODEL, *sizes, "--tensor-model-parallel-size", "3", "--ranks", "3"])
+        plan_of([*EIGHT_LAYERS, *sizes, "--tensor-model-parallel-size", "3", "--ranks", "3"])
     assert caught.value.hint == hint
 
 
 def test_stages_by_their_number_or_by_their_layers() -> None:
     def stages(*options: str) -> int | None:
-        return plan_of([*MODEL, *options]).parallelism.interleaving
+        return plan_of([*EIGHT_LAYERS, *options]).parallelism.interleaving
 
     assert stages(*PP2) is None
     assert stages(*PP2, *VPP2) == 2
@@ -88,14 +75,14 @@ def test_stages_by_their_number_or_by_their_layers() -> None:
 
 
 def test_ranks_follow_the_layout() -> None:
-    plan = plan_of([*MODEL, *TP2, *PP2, "--context-parallel-size", "2"])
+    plan = plan_of([*EIGHT_LAYERS, *TP2, *PP2, "--context-parallel-size", "2"])
     assert (plan.parallelism.world_size, plan.parallelism.data) == (8, 1)
-    assert plan_of([*MODEL, "--context-parallel-size", "2", "--ranks", "4"]).parallelism.data == 2
+    assert plan_of([*EIGHT_LAYERS, "--context-parallel-size", "2", "--ranks", "4"]).parallelism.data == 2
 
 
 def test_the_layout_in_words() -> None:
     def words(*options: str) -> str:
-        return plan_of([*MODEL, *options]).parallelism.described
+        return plan_of([*EIGHT_LAYERS, *options]).parallelism.described
 
     assert words() == "tensor 1 x pipeline 1 x data 1"
     assert words(*PP2, *VPP2, "--context-parallel-size", "2") == "tensor 1 x pipeline 2 (2 stages each) x context 2 x data 1"

@@ -7,25 +7,12 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from layouts import plan_of
+from layouts import EIGHT_LAYERS, plan_of
 
 from lt_shared.console import BadConfig, UsageError
 from lt_train.config.settings import pipeline_layout
 from lt_train.config.settings.parallelism import Parallelism
 
-MODEL = (
-    "--model",
-    "tiny",
-    "--mock-data",
-    "--device",
-    "cpu",
-    "--num-layers",
-    "8",
-    "--seq-length",
-    "64",
-    "--global-batch-size",
-    "8",
-)
 PP2, PP4 = ("--pipeline-model-parallel-size", "2"), ("--pipeline-model-parallel-size", "4")
 LAYOUT = "--pipeline-model-parallel-layout"
 EMBEDDING, LOSS = "--account-for-embedding-in-pipeline-split", "--account-for-loss-in-pipeline-split"
@@ -33,7 +20,7 @@ VIRTUAL, PER_STAGE = "--num-virtual-stages-per-pipeline-rank", "--num-layers-per
 
 
 def layout(*options: str) -> Parallelism:
-    return plan_of([*MODEL, *options]).parallelism
+    return plan_of([*EIGHT_LAYERS, *options]).parallelism
 
 
 @pytest.fixture

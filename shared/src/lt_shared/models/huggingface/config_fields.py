@@ -1,7 +1,7 @@
 """The config.json fields that all Llama-style models share, and checks of fields that change the model."""
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from lt_shared.console import BadConfig
@@ -16,6 +16,24 @@ ABSENT = {"attention_bias": False, "mlp_bias": False, "use_sliding_window": Fals
 def layer_types(architecture: Architecture) -> list[str]:
     """Return config.json's list of layer types, for models with windows on some layers."""
     return [FULL if architecture.window(layer) is None else SLIDING for layer in range(architecture.num_layers)]
+
+
+def types_of_layers(architecture: Architecture, layers: Collection[int], kind: str) -> list[str]:
+    """Return config.json's list of layer types for a model whose `layers` are of a `kind`, and the others attention."""
+    return [kind if layer in layers else FULL for layer in range(architecture.num_layers)]
+
+
+def layers_of_type(types: Sequence[str], count: int, kind: str, name: str) -> tuple[int, ...]:
+    """Return the layers of a `kind` in `layer_types`, counted from 0.
+
+    Raises BadConfig for a list that has not `count` layers, and for a layer that is neither of the kind nor attention.
+    """
+    if len(types) != count:
+        raise BadConfig(f"{name}: layer_types has {len(types)} layers, and num_hidden_layers is {count}")
+    for layer, value in enumerate(types):
+        if value not in (kind, FULL):
+            raise BadConfig(f"{name}: layer {layer} in layer_types is {value!r:.40}, known here are {kind} and {FULL}")
+    return tuple(layer for layer, value in enumerate(types) if value == kind)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -114,19 +114,32 @@ def _read_kimi_k2(config: dict[str, Any], name: str) -> Architecture:
     return _read_v3(config, name, KIMI_K2_NAME)
 
 
+def mlp_layer_types(layers: int, dense: int) -> dict[str, list[str]]:
+    """Return config.json's list of kinds of MLPs: the first `dense` layers have no experts."""
+    return {"mlp_layer_types": ["dense"] * dense + ["sparse"] * (layers - dense)}
+
+
+def dense_layers(config: dict[str, Any], name: str, default: int) -> int:
+    """Return the number of first layers without experts, `default` if `mlp_layer_types` is not there.
+
+    Raises BadConfig for other layers without experts.
+    """
+    layers, kinds = int(config["num_hidden_layers"]), list(config.get("mlp_layer_types") or ())
+    if not kinds:
+        return default
+    dense = kinds.index("sparse") if "sparse" in kinds else layers
+    if kinds != mlp_layer_types(layers, dense)["mlp_layer_types"]:
+        raise BadConfig(f"{name}: mlp_layer_types is {kinds!r:.80}, and only first layers without experts are known here")
+    return dense
+
+
 def _write_glm4_moe_lite(architecture: Architecture) -> dict[str, Any]:
-    layers, dense = architecture.num_layers, architecture.moe_first_dense_layers
-    return written_v3(architecture) | {"mlp_layer_types": ["dense"] * dense + ["sparse"] * (layers - dense)}
+    return written_v3(architecture) | mlp_layer_types(architecture.num_layers, architecture.moe_first_dense_layers)
 
 
 def _read_glm4_moe_lite(config: dict[str, Any], name: str) -> Architecture:
     """transformers reads the kinds of layers, and ignores `first_k_dense_replace`, 1 in the published model."""
-    layers = config["num_hidden_layers"]
-    kinds = list(config.get("mlp_layer_types") or ["dense"] + ["sparse"] * (layers - 1))
-    dense = kinds.index("sparse") if "sparse" in kinds else layers
-    if kinds != ["dense"] * dense + ["sparse"] * (layers - dense):
-        raise BadConfig(f"{name}: mlp_layer_types is {kinds}, and only first layers without experts are known here")
-    return _read_v3(config | {"first_k_dense_replace": dense}, name, GLM4_MOE_LITE_NAME)
+    return _read_v3(config | {"first_k_dense_replace": dense_layers(config, name, default=1)}, name, GLM4_MOE_LITE_NAME)
 
 
 def _write_v2(architecture: Architecture) -> dict[str, Any]:

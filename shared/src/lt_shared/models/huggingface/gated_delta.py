@@ -5,6 +5,7 @@ from typing import Any
 from lt_shared.console import BadConfig
 from lt_shared.models.architecture import Architecture, GatedDelta
 from lt_shared.models.architecture.gated_delta import SIZES
+from lt_shared.models.huggingface import config_fields
 from lt_shared.models.huggingface.rope_parameters import FULL
 
 LINEAR = "linear_attention"
@@ -23,7 +24,7 @@ DEFAULTS: dict[str, Any] = {
 def layer_types(architecture: Architecture) -> list[str]:
     """Return config.json's list of layer types."""
     layers = architecture.gated_delta.layers if architecture.gated_delta else ()
-    return [LINEAR if layer in layers else FULL for layer in range(architecture.num_layers)]
+    return config_fields.types_of_layers(architecture, layers, LINEAR)
 
 
 def written(architecture: Architecture) -> dict[str, Any]:
@@ -43,12 +44,7 @@ def read(config: dict[str, Any], name: str, **family: Any) -> GatedDelta:
     count, types = config["num_hidden_layers"], config.get("layer_types")
     if types is None:
         types = [LINEAR if (layer + 1) % config[INTERVAL] else FULL for layer in range(count)]
-    if len(types) != count:
-        raise BadConfig(f"{name}: layer_types has {len(types)} layers, and num_hidden_layers is {count}")
-    for layer, kind in enumerate(types):
-        if kind not in (LINEAR, FULL):
-            raise BadConfig(f"{name}: layer {layer} in layer_types is {kind!r:.40}, known here are {LINEAR} and {FULL}")
-    layers = tuple(layer for layer, kind in enumerate(types) if kind == LINEAR)
+    layers = config_fields.layers_of_type(types, count, LINEAR, name)
     if not layers or len(layers) == count:
         raise BadConfig(f"{name}: all layers are {types[0] if types else 'missing'}, and models here have {LINEAR} and {FULL}")
     return GatedDelta(layers, **{size: config[size] for size in SIZES}, **family)

@@ -54,13 +54,12 @@ def _write(architecture: Architecture) -> dict[str, Any]:
         field: [number for number, kind in enumerate(types, 1) if kind == of_field]
         for field, of_field in ((_LINEAR_LAYERS, LINEAR), (_FULL_LAYERS, FULL))
     }
-    dense = architecture.moe_first_dense_layers
     return {
         **fields,
         **{_SIZES[field]: size for field, size in sizes.items()},
         _CONFIG: sizes | numbers,
         "layer_types": types,
-        "mlp_layer_types": ["dense"] * dense + ["sparse"] * (architecture.num_layers - dense),
+        **deepseek.mlp_layer_types(architecture.num_layers, architecture.moe_first_dense_layers),
         "moe_router_activation_func": "sigmoid",
         "mla_use_nope": True,
         **config_fields.padding(architecture, _PADDING),
@@ -88,7 +87,7 @@ def _read(config: dict[str, Any], name: str) -> Architecture:
         name,
         decays_channels=True,
     )
-    result["first_k_dense_replace"] = _dense_layers(config, name, count)
+    result["first_k_dense_replace"] = _dense_layers(config, name)
     # Nothing is rotated, whatever the rotary settings in published files are.
     return deepseek.read_v3(
         result, name, _NAME, ABSENT | _FIXED, rope_scaling=None, no_rope_freq=1, gated_delta=delta, model_type=""
@@ -123,16 +122,14 @@ def _layer_types(config: dict[str, Any], name: str, count: int) -> list[str]:
     return numbered
 
 
-def _dense_layers(config: dict[str, Any], name: str, count: int) -> int:
+def _dense_layers(config: dict[str, Any], name: str) -> int:
     """Return the number of first layers without experts. transformers takes `mlp_layer_types` before `first_k_dense_replace`."""
-    dense = config.get("first_k_dense_replace")
-    kinds = config.get("mlp_layer_types")
-    if not kinds:
-        return 1 if dense is None else int(dense)
-    first = list(kinds).index("sparse") if "sparse" in kinds else count
-    if list(kinds) != ["dense"] * first + ["sparse"] * (count - first) or dense not in (None, first):
+    stated = config.get("first_k_dense_replace")
+    dense = deepseek.dense_layers(config, name, default=1 if stated is None else int(stated))
+    if stated not in (None, dense):
+        kinds = config["mlp_layer_types"]
         raise BadConfig(f"{name}: mlp_layer_types is {kinds!r:.80}, and only first layers without experts are known here")
-    return first
+    return dense
 
 
 _DEFAULTS = {"num_key_value_heads": 32, "q_lora_rank": None, "routed_scaling_factor": 2.446, "topk_group": 1}

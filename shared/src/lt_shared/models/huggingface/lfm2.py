@@ -20,7 +20,7 @@ _ROTARY_BASE = 1000000.0
 
 def _layer_types(architecture: Architecture) -> list[str]:
     layers = architecture.short_convolution.layers if architecture.short_convolution else ()
-    return [_CONVOLUTION if layer in layers else FULL for layer in range(architecture.num_layers)]
+    return config_fields.types_of_layers(architecture, layers, _CONVOLUTION)
 
 
 def _written(architecture: Architecture) -> dict[str, Any]:
@@ -58,12 +58,7 @@ def _convolution(config: dict[str, Any], name: str) -> ShortConvolution:
         attention = config.get("full_attn_idxs")
         attention = range(count) if attention is None else attention
         types = [FULL if layer in attention else _CONVOLUTION for layer in range(count)]
-    if len(types) != count:
-        raise BadConfig(f"{name}: layer_types has {len(types)} layers, and num_hidden_layers is {count}")
-    for layer, kind in enumerate(types):
-        if kind not in (_CONVOLUTION, FULL):
-            raise BadConfig(f"{name}: layer {layer} in layer_types is {kind!r:.40}, known here are {_CONVOLUTION} and {FULL}")
-    return ShortConvolution(tuple(layer for layer, kind in enumerate(types) if kind == _CONVOLUTION), config["conv_L_cache"])
+    return ShortConvolution(config_fields.layers_of_type(types, count, _CONVOLUTION, name), config["conv_L_cache"])
 
 
 def _read_layers(config: dict[str, Any], name: str, kind: str, **family: Any) -> Architecture:

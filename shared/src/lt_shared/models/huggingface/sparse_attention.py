@@ -36,11 +36,10 @@ def _write(architecture: Architecture, interleaved: bool) -> dict[str, Any]:
         raise BadConfig(f"{architecture.name}: no indexer, or one that pairs other channels")
     fields = deepseek.written_v3(architecture)
     del fields["rope_interleave"]
-    dense = architecture.moe_first_dense_layers
     return fields | {
         **{field: getattr(sparse, name) for field, name in _FIELDS.items()},
         "indexer_rope_interleave": interleaved,
-        "mlp_layer_types": ["dense"] * dense + ["sparse"] * (architecture.num_layers - dense),
+        **deepseek.mlp_layer_types(architecture.num_layers, architecture.moe_first_dense_layers),
     }
 
 
@@ -55,20 +54,9 @@ def _write_glm(architecture: Architecture) -> dict[str, Any]:
 def _read(config: dict[str, Any], name: str, kind: str, interleaved: bool) -> Architecture:
     sparse = SparseAttention(**{ours: config[field] for field, ours in _FIELDS.items()}, dsa_indexer_rope_interleaved=interleaved)
     absent = ABSENT | deepseek.ABSENT_IN_V3 | {"indexer_rope_interleave": interleaved}
-    config = config | {"first_k_dense_replace": _dense_layers(config, name)}
+    first = min(int(config["first_k_dense_replace"]), int(config["num_hidden_layers"]))
+    config = config | {"first_k_dense_replace": deepseek.dense_layers(config, name, default=first)}
     return deepseek.read_v3(config, name, kind, absent, sparse_attention=sparse)
-
-
-def _dense_layers(config: dict[str, Any], name: str) -> int:
-    """Return the number of first layers without experts. Raises BadConfig for other layers without experts."""
-    layers = int(config["num_hidden_layers"])
-    kinds = list(config.get("mlp_layer_types") or [])
-    if not kinds:
-        return min(int(config["first_k_dense_replace"]), layers)
-    dense = kinds.index("sparse") if "sparse" in kinds else layers
-    if kinds != ["dense"] * dense + ["sparse"] * (layers - dense):
-        raise BadConfig(f"{name}: mlp_layer_types is {kinds!r:.80}, and only first layers without experts are known here")
-    return dense
 
 
 def _read_v32(config: dict[str, Any], name: str) -> Architecture:

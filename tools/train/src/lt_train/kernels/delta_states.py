@@ -31,9 +31,7 @@ class _States(torch.autograd.Function):
         written, forgotten, keys, over = (part.contiguous() for part in (written, forgotten, keys, over))
         states = written.new_empty(*keys.shape[:-2], keys.shape[-1], written.shape[-1])
         updates = torch.empty_like(written)
-        _forward[_grid(written)](
-            written, forgotten, keys, over, states, updates, **_sizes(written, keys), num_warps=8, num_stages=3
-        )
+        _forward[_grid(written)](written, forgotten, keys, over, states, updates, **_sizes(written, keys), **LAUNCH)
         ctx.save_for_backward(forgotten, keys, over, states, updates)
         return states, updates
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from lt_shared.models.architecture import Architecture
 from lt_train.config.cluster import Cluster
+from lt_train.config.settings.pipeline_layout import COUNTS_EMBEDDING, COUNTS_LOSS
 from lt_train.planner import stage_work
 from lt_train.planner.stage_work import ModelWork
 
@@ -18,8 +19,7 @@ EXPERT_SIZE = "expert_model_parallel_size"
 VIRTUAL_STAGES = (2, 4, 8)
 STAGES_OF_RANK = "num_virtual_stages_per_pipeline_rank"
 # The ends of the model that count as a layer, where the layers alone do not divide: the loss has the most work of an end.
-_EMBEDDING, _LOSS = "account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split"
-COUNTED_ENDS = ((), (_EMBEDDING, _LOSS), (_LOSS,), (_EMBEDDING,))
+COUNTED_ENDS = ((), (COUNTS_EMBEDDING, COUNTS_LOSS), (COUNTS_LOSS,), (COUNTS_EMBEDDING,))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,7 +9,7 @@ Megatron's legacy format and TorchTitan have no such layers.
 
 from collections.abc import Callable, Iterable, Iterator
 
-from lt_convert.weights.families.llama import ATTENTION_NORM, MLP_NORM
+from lt_convert.weights.families.llama import ATTENTION_NORM, MLP_NORM, projections
 from lt_convert.weights.mapping import Shape, Table
 from lt_convert.weights.placeholders import layer_with
 from lt_convert.weights.weight_ops import RowMapping, Rows
@@ -94,13 +94,10 @@ class GatedQueryGroups:
 
 def gated_attention(architecture: Architecture) -> dict[str, Shape]:
     """The tensors of an attention layer with an output gate, and with norms of queries and keys."""
-    hidden, queries, keys = architecture.hidden_size, architecture.query_size, architecture.kv_size
     layer = f"{ATTENTION_LAYER}self_attn."
     return {
-        f"{layer}q_proj.weight": (2 * queries, hidden),
-        f"{layer}k_proj.weight": (keys, hidden),
-        f"{layer}v_proj.weight": (keys, hidden),
-        f"{layer}o_proj.weight": (hidden, queries),
+        **projections(architecture, layer),
+        f"{layer}q_proj.weight": (2 * architecture.query_size, architecture.hidden_size),
         f"{layer}q_norm.weight": (architecture.kv_channels,),
         f"{layer}k_norm.weight": (architecture.kv_channels,),
     }
@@ -143,11 +140,6 @@ _EXTRA_STATE_MODULES = (
     *(f"{_MEGATRON_ATTENTION}{name}" for name in ("linear_qkv", "q_layernorm", "k_layernorm", "core_attention", "linear_proj")),
     *(f"{MEGATRON_MIXER}{name}" for name in ("in_proj", "out_proj")),
 )
-
-
-def without_attention(table: Table) -> Table:
-    """The rows of a decoder's `table` but for its attention, which only some layers have here."""
-    return {pattern: op for pattern, op in table.items() if ".self_attention." not in pattern}
 
 
 def extra_state_modules(decoder_modules: Iterable[str]) -> tuple[str, ...]:

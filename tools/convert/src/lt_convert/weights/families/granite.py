@@ -103,7 +103,7 @@ GRANITE4_HYBRID = Family(
     shapes=_shapes,
     tables={
         MEGATRON: {
-            **{pattern: op for pattern, op in _table(stacked=True).items() if ".self_attention." not in pattern},
+            **llama.without_attention(_table(stacked=True)),
             **mamba.HYBRID_TABLE,
         }
     },

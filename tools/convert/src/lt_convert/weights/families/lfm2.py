@@ -57,13 +57,9 @@ def _mlps(architecture: Architecture) -> dict[str, Shape]:
 
 
 def _shapes(architecture: Architecture) -> Mapping[str, Shape]:
-    hidden, queries, keys = architecture.hidden_size, architecture.query_size, architecture.kv_size
-    convolution = architecture.short_convolution
+    hidden, convolution = architecture.hidden_size, architecture.short_convolution
     layer: dict[str, Shape] = {
-        f"{_ATTENTION}self_attn.q_proj.weight": (queries, hidden),
-        f"{_ATTENTION}self_attn.k_proj.weight": (keys, hidden),
-        f"{_ATTENTION}self_attn.v_proj.weight": (keys, hidden),
-        f"{_ATTENTION}self_attn.out_proj.weight": (hidden, queries),
+        **llama.projections(architecture, f"{_ATTENTION}self_attn.", output="out_proj"),
         f"{_ATTENTION}self_attn.q_layernorm.weight": (architecture.kv_channels,),
         f"{_ATTENTION}self_attn.k_layernorm.weight": (architecture.kv_channels,),
         f"{_CONVOLUTION}conv.conv.weight": (hidden, 1, convolution.taps if convolution else 0),

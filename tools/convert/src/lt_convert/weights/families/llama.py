@@ -36,16 +36,20 @@ def decoder(architecture: Architecture, layer: Mapping[str, Shape]) -> dict[str,
     return {EMBEDDING: vocabulary, **layer, FINAL_NORM: (architecture.hidden_size,), **output}
 
 
-def attention(architecture: Architecture) -> dict[str, Shape]:
+def projections(architecture: Architecture, prefix: str, output: str = "o_proj") -> dict[str, Shape]:
+    """The weights of an attention layer whose names begin with `prefix`; `output` names the last projection."""
     hidden, queries, keys = architecture.hidden_size, architecture.query_size, architecture.kv_size
     return {
-        ATTENTION_NORM: (hidden,),
-        QUERY: (queries, hidden),
-        KEY: (keys, hidden),
-        VALUE: (keys, hidden),
-        PROJECTION: (hidden, queries),
-        MLP_NORM: (hidden,),
+        f"{prefix}q_proj.weight": (queries, hidden),
+        f"{prefix}k_proj.weight": (keys, hidden),
+        f"{prefix}v_proj.weight": (keys, hidden),
+        f"{prefix}{output}.weight": (hidden, queries),
     }
+
+
+def attention(architecture: Architecture) -> dict[str, Shape]:
+    norm: Shape = (architecture.hidden_size,)
+    return {ATTENTION_NORM: norm, **projections(architecture, f"{LAYER}self_attn."), MLP_NORM: norm}
 
 
 def feed_forward(architecture: Architecture) -> dict[str, Shape]:
@@ -55,6 +59,11 @@ def feed_forward(architecture: Architecture) -> dict[str, Shape]:
 
 def shapes(architecture: Architecture) -> Mapping[str, Shape]:
     return decoder(architecture, attention(architecture) | feed_forward(architecture))
+
+
+def without_attention(table: Table) -> Table:
+    """The rows of a decoder's `table` but for its attention, which only some layers of a model may have."""
+    return {pattern: op for pattern, op in table.items() if ".self_attention." not in pattern}
 
 
 MEGATRON_TABLE: Table = {

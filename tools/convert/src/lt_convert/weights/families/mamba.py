@@ -7,7 +7,7 @@ format and TorchTitan have no such layers.
 
 from collections.abc import Callable, Iterator
 
-from lt_convert.weights.families.llama import ATTENTION_NORM
+from lt_convert.weights.families.llama import ATTENTION_NORM, projections
 from lt_convert.weights.mapping import Shape, Table
 from lt_convert.weights.placeholders import layer_with
 from lt_convert.weights.weight_ops import QueryGroups, RowMapping, Rows
@@ -83,14 +83,10 @@ def table(layer: str, norm: str) -> Table:
 
 def hybrid_shapes(architecture: Architecture) -> dict[str, Shape]:
     """The tensors of both mixers in a model that has Mamba in place of some layers' attention."""
-    hidden, queries, keys = architecture.hidden_size, architecture.query_size, architecture.kv_size
     return {
         **shapes(architecture, f"{MAMBA_LAYER}mamba."),
-        f"{ATTENTION_LAYER}self_attn.q_proj.weight": (queries, hidden),
-        f"{ATTENTION_LAYER}self_attn.k_proj.weight": (keys, hidden),
-        f"{ATTENTION_LAYER}self_attn.v_proj.weight": (keys, hidden),
-        f"{ATTENTION_LAYER}self_attn.o_proj.weight": (hidden, queries),
-        ATTENTION_NORM: (hidden,),
+        **projections(architecture, f"{ATTENTION_LAYER}self_attn."),
+        ATTENTION_NORM: (architecture.hidden_size,),
     }
 
 

@@ -6,7 +6,7 @@ transformers does not read, are left out.
 
 from collections.abc import Mapping
 
-from lt_convert.weights.families import mamba
+from lt_convert.weights.families import llama, mamba
 from lt_convert.weights.mapping import BALANCING_BIAS, MEGATRON, Family, Shape, Table
 from lt_convert.weights.placeholders import DENSE_LAYER, EXPERT_LAYER, layer_with
 from lt_convert.weights.weight_ops import OUTPUT_WEIGHT, Alias, Experts, OutputLayer, PaddedRows, QueryGroups, Rows
@@ -40,17 +40,14 @@ def _mlps(architecture: Architecture) -> dict[str, Shape]:
 
 
 def _shapes(architecture: Architecture) -> Mapping[str, Shape]:
-    hidden, queries, keys = architecture.hidden_size, architecture.query_size, architecture.kv_size
+    hidden = architecture.hidden_size
     vocabulary = (architecture.vocab_size, hidden)
     output: dict[str, Shape] = {} if architecture.tie_embeddings else {OUTPUT_WEIGHT: vocabulary}
     return {
         _EMBEDDING: vocabulary,
         **mamba.shapes(architecture, f"{_MAMBA}mixer."),
         f"{_MAMBA}norm.weight": (hidden,),
-        f"{_ATTENTION}mixer.q_proj.weight": (queries, hidden),
-        f"{_ATTENTION}mixer.k_proj.weight": (keys, hidden),
-        f"{_ATTENTION}mixer.v_proj.weight": (keys, hidden),
-        f"{_ATTENTION}mixer.o_proj.weight": (hidden, queries),
+        **llama.projections(architecture, f"{_ATTENTION}mixer."),
         f"{_ATTENTION}norm.weight": (hidden,),
         **_mlps(architecture),
         _FINAL_NORM: (hidden,),

@@ -33,14 +33,11 @@ _OTHER_NAMES = {".post_attention_layernorm.": ".feedforward_layer_norm.", ".inpu
 
 def _shapes(architecture: Architecture) -> Mapping[str, Shape]:
     hidden, delta = architecture.hidden_size, gated_delta.delta_of(architecture)
-    sizes, queries, keys = gated_delta.part_sizes(delta), architecture.query_size, architecture.kv_size
+    sizes = gated_delta.part_sizes(delta)
     attention: dict[str, Shape] = {
-        f"{_ATTENTION}q_proj.weight": (queries, hidden),
-        f"{_ATTENTION}k_proj.weight": (keys, hidden),
-        f"{_ATTENTION}v_proj.weight": (keys, hidden),
-        f"{_ATTENTION}o_proj.weight": (hidden, queries),
-        f"{_ATTENTION}q_norm.weight": (queries,),
-        f"{_ATTENTION}k_norm.weight": (keys,),
+        **llama.projections(architecture, _ATTENTION),
+        f"{_ATTENTION}q_norm.weight": (architecture.query_size,),
+        f"{_ATTENTION}k_norm.weight": (architecture.kv_size,),
         _AFTER_MLP: (hidden,),
     }
     mixer: dict[str, Shape] = {
@@ -94,7 +91,7 @@ def _divided(parts: list[Tensor], rows: list[int]) -> Iterator[Tensor]:
 
 _OURS = f"{MEGATRON_ATTENTION}self_attention."
 _TABLE: Table = {
-    **{name: op for name, op in gated_delta.without_attention(llama.MEGATRON_TABLE).items() if "layer_norm" not in name},
+    **{name: op for name, op in llama.without_attention(llama.MEGATRON_TABLE).items() if "layer_norm" not in name},
     f"{_OURS}linear_qkv.weight": QueryGroups(*(f"{_ATTENTION}{name}_proj.weight" for name in "qkv")),
     f"{_OURS}q_layernorm.weight": Rows(f"{_ATTENTION}q_norm.weight"),
     f"{_OURS}k_layernorm.weight": Rows(f"{_ATTENTION}k_norm.weight"),

@@ -23,7 +23,7 @@ def shapes(architecture: Architecture) -> Mapping[str, Shape]:
     return llama.decoder(architecture, layers | qwen2_moe.experts(architecture))
 
 
-EXPERTS: Table = gated_delta.without_attention(
+EXPERTS: Table = llama.without_attention(
     mixtral.megatron_tables(qwen3_moe.ROUTER, qwen3_moe.GATE, qwen3_moe.UP, qwen3_moe.DOWN, qwen2_moe.SHARED_EXPERTS)[MEGATRON]
 )
 QWEN3_NEXT = Family(

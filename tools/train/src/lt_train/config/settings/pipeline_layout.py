@@ -34,12 +34,11 @@ LOSS_OPTION = click.option(
     help="Count the output layer and the loss as a layer where the pipeline divides the layers evenly.",
 )
 
+LAYOUT_NAME = "pipeline_model_parallel_layout"
+# Whether the embedding, and whether the loss counts as a layer.
+COUNTS_EMBEDDING, COUNTS_LOSS = "account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split"
 # Option values for layers that are divided evenly.
-EVEN = {
-    "pipeline_model_parallel_layout": None,
-    "account_for_embedding_in_pipeline_split": False,
-    "account_for_loss_in_pipeline_split": False,
-}
+EVEN = {LAYOUT_NAME: None, COUNTS_EMBEDDING: False, COUNTS_LOSS: False}
 _ENDS = ("decoder_first_pipeline_num_layers", "decoder_last_pipeline_num_layers")
 _VIRTUAL = ("num_layers_per_virtual_pipeline_stage", "num_virtual_stages_per_pipeline_rank")
 
@@ -49,10 +48,10 @@ def resolve_stage_layers(options: dict[str, Any], model: Architecture) -> tuple[
 
     Raises: UsageError for options that exclude each other, BadConfig for a layout of another model or number of ranks.
     """
-    if options["pipeline_model_parallel_layout"]:
-        _exclude(options, "pipeline_model_parallel_layout", (*_ENDS, *_VIRTUAL, *list(EVEN)[1:]))
-        return _of_layout(options["pipeline_model_parallel_layout"], options["pipeline_model_parallel_size"], model)
-    flags = [name for name in list(EVEN)[1:] if options[name]]
+    if options[LAYOUT_NAME]:
+        _exclude(options, LAYOUT_NAME, (*_ENDS, *_VIRTUAL, COUNTS_EMBEDDING, COUNTS_LOSS))
+        return _of_layout(options[LAYOUT_NAME], options["pipeline_model_parallel_size"], model)
+    flags = [name for name in (COUNTS_EMBEDDING, COUNTS_LOSS) if options[name]]
     if not flags:
         return None
     _exclude(options, flags[0], _ENDS)
@@ -133,7 +132,7 @@ def _of_layout(layout: str, pipeline: int, model: Architecture) -> tuple[int, ..
 def _with_ends_counted(options: dict[str, Any], model: Architecture) -> tuple[int, ...] | None:
     """Divide the layers, the embedding and the loss evenly."""
     pipeline, stage_size, stages = options["pipeline_model_parallel_size"], *(options[name] for name in _VIRTUAL)
-    first, last = options["account_for_embedding_in_pipeline_split"], options["account_for_loss_in_pipeline_split"]
+    first, last = options[COUNTS_EMBEDDING], options[COUNTS_LOSS]
     counted = model.num_layers + first + last
     count = pipeline * (stages or 1) if not stage_size else counted // stage_size
     if pipeline == 1:

@@ -2,11 +2,19 @@
 
 from typing import Any
 
-from lt_train.config.settings.pipeline_layout import EMBEDDING, LAYER, LOSS, PREDICTION
+from lt_train.config.settings.pipeline_layout import (
+    COUNTS_EMBEDDING,
+    COUNTS_LOSS,
+    EMBEDDING,
+    LAYER,
+    LAYOUT_NAME,
+    LOSS,
+    PREDICTION,
+)
 from lt_train.importers.ledger import Ledger
 
-LAYOUT, VIRTUAL = "model.pipeline_model_parallel_layout", "model.virtual_pipeline_model_parallel_size"
-ENDS = ("account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split")
+LAYOUT, VIRTUAL = f"model.{LAYOUT_NAME}", "model.virtual_pipeline_model_parallel_size"
+ENDS = (COUNTS_EMBEDDING, COUNTS_LOSS)
 SYMBOLS = {"embedding": EMBEDDING, "decoder": LAYER, "mtp": PREDICTION, "loss": LOSS}
 
 
@@ -14,7 +22,7 @@ def translate(ledger: Ledger) -> None:
     text = _layout_text(ledger.peek(LAYOUT))
     if text is not None:
         ledger.take(LAYOUT)
-        ledger.set("pipeline_model_parallel_layout", text, LAYOUT)
+        ledger.set(LAYOUT_NAME, text, LAYOUT)
         ledger.drop(VIRTUAL, "the layout of the pipeline says it")
         return
     if ledger.peek(VIRTUAL) == 1:

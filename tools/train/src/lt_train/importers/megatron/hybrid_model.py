@@ -11,7 +11,7 @@ from lt_shared.models import hybrid_pattern
 from lt_shared.models.architecture.sizes import LATENT_ATTENTION
 from lt_shared.models.hybrid_pattern import Pattern
 from lt_train.config.settings.checkpointing import HYBRID
-from lt_train.config.settings.pipeline_layout import layout_text
+from lt_train.config.settings.pipeline_layout import LAYOUT_NAME, layout_text
 from lt_train.importers.effects import Effect
 from lt_train.importers.ledger import Ledger
 
@@ -93,7 +93,7 @@ def _stages(ledger: Ledger, pattern: Pattern, key: str, text: str) -> None:
     if ranks == 1:
         return
     if len(set(sizes)) > 1:
-        ledger.set("pipeline_model_parallel_layout", layout_text(tuple(sizes), _whole(ledger.peek("mtp_num_layers")) or 0), key)
+        ledger.set(LAYOUT_NAME, layout_text(tuple(sizes), _whole(ledger.peek("mtp_num_layers")) or 0), key)
     elif len(sizes) > ranks:
         ledger.set("num_virtual_stages_per_pipeline_rank", len(sizes) // ranks, key)
 
