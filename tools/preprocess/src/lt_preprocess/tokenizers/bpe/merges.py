@@ -3,6 +3,9 @@
 A word of up to SCANNED_BYTES bytes has an array with the ranks of neighbouring pairs: vector instructions find the smallest rank
 and merge two lanes, all stores as wide as the loads. Longer words use a heap over a linked list: n log n, not n squared.
 
+Several words are merged in turns, a merge of each word at a time: a merge waits for its look-ups, and the next look-ups of a word
+depend on them. While the processor waits for one word's tables, it merges the others.
+
 Look-ups: the ranks of byte pairs are an array. Other pairs are packed with their rank into eight bytes, eight pairs to a bucket;
 a bucket is a cache line, which one vector instruction compares. Four in five looked-up pairs do not merge: a Bloom filter with
 one hash, small enough for the L2 cache, sends most of them to one empty bucket instead of a line in the large table. Neither
@@ -57,9 +60,17 @@ _LOW_HALF = np.uint64(0xFFFFFFFF)
 # A node of a long word, four uint32.
 _NODE_BYTES = 16
 _ID, _PAIR_RANK, _BEFORE, _AFTER = range(0, _NODE_BYTES, 4)
-_SCRATCH_LANES = SCANNED_BYTES + 3 * LANES
 # Beyond a word: no pair has it, because it is above HIGHEST_ID.
 _NO_ID = np.uint32(HIGHEST_ID + 1)
+
+WORDS_IN_TURNS = 16
+# A word that is being merged. In uint64: its number of ids; where its next merge is; the neighbours of that merge as pairs with the
+# merged id, and the buckets of these pairs; the queued word. Then LANES unused uint32, its ids, and its ranks.
+_SIZE, _AT, _LEFT_PAIR, _RIGHT_PAIR, _LEFT_BUCKET, _RIGHT_BUCKET, _SOURCE = range(0, 56, 8)
+_SCRATCH_LANES = SCANNED_BYTES + 3 * LANES
+_IDS = 128
+_RANKS = _IDS + 4 * _SCRATCH_LANES
+WORD_BYTES = _RANKS + 4 * _SCRATCH_LANES
 
 
 class MergeTables(NamedTuple):
@@ -182,12 +193,16 @@ def _fill(tables: Merges, rows: int, count: int) -> None:
 
 
 @inner
-def rank_of(tables: Merges, left: np.uint32, right: np.uint32) -> np.uint32:
-    """Return the merge rank of two neighbouring ids; all ones if they do not merge."""
-    key, hashed = _hashed(np.uint64(left), np.uint64(right))
+def _first_bucket(tables: Merges, hashed: np.uint64) -> int:
+    """Return the address of the bucket to search for a pair: the empty one if the filter does not have it."""
     bit = hashed >> tables.filter_shift
     may_merge = load64(tables.pair_filter + 8 * signed(bit >> _SIX)) >> (bit & _BIT_MASK) & _ONE
-    bucket = _bucket_of(tables, hashed) if may_merge else tables.empty_bucket
+    return _bucket_of(tables, hashed) if may_merge else tables.empty_bucket
+
+
+@inner
+def _rank_in(tables: Merges, bucket: int, key: np.uint64) -> np.uint32:
+    """Return the rank of the pair `key`, searched from this bucket on; all ones if it does not merge."""
     matches = equal_after_shift(bucket, _RANK_BITS, key)
     while (matches == 0) & (load64(bucket + _BUCKET_BYTES - 8) != _EMPTY):
         bucket = _next_bucket(tables, bucket)
@@ -196,16 +211,43 @@ def rank_of(tables: Merges, left: np.uint32, right: np.uint32) -> np.uint32:
     return np.uint32(entry & _RANK_MASK) if matches else _NO_RANK
 
 
+@inner
+def rank_of(tables: Merges, left: np.uint32, right: np.uint32) -> np.uint32:
+    """Return the merge rank of two neighbouring ids; all ones if they do not merge."""
+    key, hashed = _hashed(np.uint64(left), np.uint64(right))
+    return _rank_in(tables, _first_bucket(tables, hashed), key)
+
+
 def new_scratch() -> Words:
-    """Allocate a thread's buffer for merging, of uint32: LANES unused ones, the ids, then the ranks."""
-    return aligned(_SCRATCH_LANES + LANES // 2)
+    """Allocate a thread's buffer for merging: WORDS_IN_TURNS words, then their addresses."""
+    return aligned((WORD_BYTES + 8) * WORDS_IN_TURNS // 8)
 
 
 @inner
-def _merge_scanning(tables: Merges, start: int, size: int, scratch: int, output: int) -> int:
+def words_in_turns(scratch: int) -> int:
+    """Return the address of the list of addresses that `merge_words` takes."""
+    return scratch + WORD_BYTES * WORDS_IN_TURNS
+
+
+@inner
+def source_of(word: int) -> int:
+    """Return what `start_word` was told."""
+    return signed(load64(word + _SOURCE))
+
+
+@inner
+def ids_of(word: int) -> tuple[int, int]:
+    """Return the address of a word's ids, and their number."""
+    return word + _IDS, signed(load64(word + _SIZE))
+
+
+@inner
+def start_word(tables: Merges, word: int, start: int, size: int, source: int) -> None:
+    """Let a word's ids be those of its bytes, of which there are at most SCANNED_BYTES."""
     # Both ends of the word have a neighbour that merges with nothing, so that no merge is a special case.
-    ids = scratch + 4 * LANES
-    ranks = ids + 4 * _SCRATCH_LANES
+    ids, ranks = word + _IDS, word + _RANKS
+    store64(word + _SIZE, np.uint64(size))
+    store64(word + _SOURCE, np.uint64(source))
     store32(ids - 4, _NO_ID)
     first_unused = size & -LANES
     for index in range(first_unused, first_unused + 2 * LANES, LANES):
@@ -217,27 +259,65 @@ def _merge_scanning(tables: Merges, start: int, size: int, scratch: int, output:
         pair = signed(load8(start + index)) << 8 | signed(load8(start + index + 1))
         store32(ranks + 4 * index, load32(tables.byte_pairs + 4 * pair))
     store32(ranks + 4 * (size - 1), _NO_RANK)
-    while True:
-        best, at = lane_min(ranks)
-        for first in range(LANES, size - 1, LANES):
-            other, lane = lane_min(ranks + 4 * first)
-            if other < best:
-                best, at = other, first + lane
-        if best == _NO_RANK:
-            break
-        new = _merged(tables, best)
-        left, right = load32(ids + 4 * at - 4), load32(ids + 4 * at + 8)
-        left_rank, right_rank = rank_of(tables, left, new), rank_of(tables, new, right)
-        # One of the next merges may need an id that it makes: a tenth of the time was spent waiting for it.
-        _prefetch_merged(tables, left_rank)
-        _prefetch_merged(tables, right_rank)
-        for index in range(max(at - 1, 0) & -LANES, size, LANES):
-            merge_lanes(ids + 4 * index, at - index, left, new)
-            merge_lanes(ranks + 4 * index, at - index, left_rank, right_rank)
-        size -= 1
-    for index in range(0, size, LANES):
-        copy_lanes(ids + 4 * index, output + 4 * index)
-    return size
+
+
+@inner
+def _choose_merge(tables: Merges, word: int) -> bool:
+    """Find a word's next merge and prefetch the ranks of the pairs that it makes; returns whether there is one."""
+    ids, ranks, size = word + _IDS, word + _RANKS, signed(load64(word + _SIZE))
+    best, at = lane_min(ranks)
+    for first in range(LANES, size - 1, LANES):
+        other, lane = lane_min(ranks + 4 * first)
+        if other < best:
+            best, at = other, first + lane
+    if best == _NO_RANK:
+        return False
+    new = np.uint64(_merged(tables, best))
+    left_pair, left_hash = _hashed(np.uint64(load32(ids + 4 * at - 4)), new)
+    right_pair, right_hash = _hashed(new, np.uint64(load32(ids + 4 * at + 8)))
+    left_bucket, right_bucket = _first_bucket(tables, left_hash), _first_bucket(tables, right_hash)
+    prefetch(left_bucket)
+    prefetch(right_bucket)
+    store64(word + _AT, np.uint64(at))
+    store64(word + _LEFT_PAIR, left_pair)
+    store64(word + _RIGHT_PAIR, right_pair)
+    store64(word + _LEFT_BUCKET, np.uint64(left_bucket))
+    store64(word + _RIGHT_BUCKET, np.uint64(right_bucket))
+    return True
+
+
+@inner
+def _apply_merge(tables: Merges, word: int) -> None:
+    """Do the merge that was chosen."""
+    ids, ranks, size, at = word + _IDS, word + _RANKS, signed(load64(word + _SIZE)), signed(load64(word + _AT))
+    left_pair, right_pair = load64(word + _LEFT_PAIR), load64(word + _RIGHT_PAIR)
+    left, new = np.uint32(left_pair >> _ID_BITS), np.uint32(right_pair >> _ID_BITS)
+    left_rank = _rank_in(tables, signed(load64(word + _LEFT_BUCKET)), left_pair)
+    right_rank = _rank_in(tables, signed(load64(word + _RIGHT_BUCKET)), right_pair)
+    # One of the next merges may need an id that it makes.
+    _prefetch_merged(tables, left_rank)
+    _prefetch_merged(tables, right_rank)
+    for index in range(max(at - 1, 0) & -LANES, size, LANES):
+        merge_lanes(ids + 4 * index, at - index, left, new)
+        merge_lanes(ranks + 4 * index, at - index, left_rank, right_rank)
+    store64(word + _SIZE, np.uint64(size - 1))
+
+
+@inner
+def merge_words(tables: Merges, words: int, count: int) -> None:
+    """Merge `count` words that `start_word` has started, whose addresses are at `words`, until no pair merges."""
+    while count > 0:
+        index = 0
+        while index < count:
+            word = load64(words + 8 * index)
+            if _choose_merge(tables, signed(word)):
+                index += 1
+            else:
+                count -= 1
+                store64(words + 8 * index, load64(words + 8 * count))
+                store64(words + 8 * count, word)
+        for index in range(count):
+            _apply_merge(tables, signed(load64(words + 8 * index)))
 
 
 @inner
@@ -335,6 +415,13 @@ def _rank_at(tables: Merges, nodes: int, index: int, size: int) -> np.uint32:
 @inner
 def merge(tables: Merges, start: int, size: int, scratch: int, output: int) -> int:
     """Write the ids of a word to `output`, where LANES more may be overwritten; returns their number."""
-    if size <= SCANNED_BYTES:
-        return _merge_scanning(tables, start, size, scratch, output)
-    return _merge_with_heap(tables, start, size, output)
+    if size > SCANNED_BYTES:
+        return _merge_with_heap(tables, start, size, output)
+    words = words_in_turns(scratch)
+    store64(words, np.uint64(scratch))
+    start_word(tables, scratch, start, size, 0)
+    merge_words(tables, words, 1)
+    ids, count = ids_of(scratch)
+    for index in range(0, count, LANES):
+        copy_lanes(ids + 4 * index, output + 4 * index)
+    return count

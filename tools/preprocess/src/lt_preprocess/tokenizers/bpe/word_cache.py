@@ -168,6 +168,16 @@ def _free_entry(set_address: int) -> int:
 
 
 @inner
+def has_key(set_address: int, low: np.uint64, high: np.uint64) -> bool:
+    """Whether the set at `set_address` or its neighbour has an entry with this key."""
+    is_missing = True
+    for entry in range(0, 2 * _SET_BYTES, _ENTRY_BYTES):
+        address = set_address ^ entry
+        is_missing &= ((load64(address) ^ low) | ((load64(address + 8) ^ high) & _KEY)) != 0
+    return not is_missing
+
+
+@inner
 def find_word(cache: WordCache, set_address: int, low: np.uint64, high: np.uint64, start: int, size: int, output: int) -> int:
     """Look a word up in the set at `set_address`, and write its ids to `output`; return their number, 0 if the word is missing.
 
