@@ -3,8 +3,8 @@
 Between releases the changelog begins with an `unreleased` entry, and a build is a development version. `nox -s release`
 compares a release with its tag. A wheel requires lt-shared by version, so that it installs after this checkout is gone. The
 metadata that pip reads before it builds name the directory beside the tool, so that a tool's directory can be installed alone;
-uv reads the same from `tool.uv.sources`. If pip has cloned the repository for a `git+` URL, the metadata name lt-shared in the same
-repository at the same commit, because pip removes its clone and `pip freeze` would name a directory that is gone. If
+uv reads the same from `tool.uv.sources`. If pip has cloned the repository for a `git+` URL, the metadata name lt-shared in that
+repository at the same commit, because pip removes its clone, and `pip freeze` would name a directory that is gone. If
 LT_SHARED_BY_VERSION is set, these metadata name the version, too: beside an editable lt-shared, which pip would replace. A source
 distribution has both facts in its PKG-INFO, which hatchling reads first.
 """
