@@ -164,21 +164,30 @@ def _encode_missing(tables: Tables, buffers: ThreadBuffers, word: int, queue_end
 @inner
 def _cache_missing(tables: Tables, buffers: ThreadBuffers, word: int, queue_end: int) -> None:
     """Insert the queued words that the cache lacks, from `word` on, as many as are merged in turns."""
-    merging, count = words_in_turns(buffers.scratch), 0
-    while (word < queue_end) & (count < WORDS_IN_TURNS):
-        start = signed(load64(word + _START))
-        size = signed(load64(word + _WORD_BYTES + _START)) - start
-        if size <= LONGEST_BYTES and not has_key(signed(load64(word + _SET)), load64(word + _LOW), load64(word + _HIGH)):
+    merging, missing, count = words_in_turns(buffers.scratch), 0, 0
+    while (word < queue_end) & (missing < WORDS_IN_TURNS):
+        size = signed(load64(word + _WORD_BYTES + _START) - load64(word + _START))
+        set_address = signed(load64(word + _SET))
+        if size <= LONGEST_BYTES and not has_key(set_address, load64(word + _LOW), load64(word + _HIGH)):
+            prefetch(neighbouring_set(set_address))
+            store64(merging + 8 * missing, np.uint64(word))
+            missing += 1
+        word += _WORD_BYTES
+    for index in range(missing):
+        word = signed(load64(merging + 8 * index))
+        low, high, set_address = load64(word + _LOW), load64(word + _HIGH), signed(load64(word + _SET))
+        if not has_key(neighbouring_set(set_address), low, high):
+            start = signed(load64(word + _START))
+            size = signed(load64(word + _WORD_BYTES + _START)) - start
+            started = buffers.scratch + WORD_BYTES * count
             number = find_piece(tables.pieces, start, size)
             if number >= 0:
-                store32(buffers.scratch + WORD_BYTES * count, np.uint32(number))
-                _insert(buffers.words, word, buffers.scratch + WORD_BYTES * count, 1)
+                store32(started, np.uint32(number))
+                _insert(buffers.words, word, started, 1)
             else:
-                started = buffers.scratch + WORD_BYTES * count
                 start_word(tables.merges, started, start, size, word)
                 store64(merging + 8 * count, np.uint64(started))
                 count += 1
-        word += _WORD_BYTES
     merge_words(tables.merges, merging, count)
     for index in range(count):
         merged = buffers.scratch + WORD_BYTES * index
@@ -190,7 +199,7 @@ def _cache_missing(tables: Tables, buffers: ThreadBuffers, word: int, queue_end:
 def _insert(words: WordCache, word: int, ids: int, id_count: int) -> None:
     """Insert a queued word with the ids at `ids`, unless the cache has it by now."""
     low, high, set_address = load64(word + _LOW), load64(word + _HIGH), signed(load64(word + _SET))
-    if not has_key(set_address, low, high):
+    if not has_key(set_address, low, high) and not has_key(neighbouring_set(set_address), low, high):
         start = signed(load64(word + _START))
         size = signed(load64(word + _WORD_BYTES + _START)) - start
         insert_word(words, set_address, low, high, start, size, ids, id_count)

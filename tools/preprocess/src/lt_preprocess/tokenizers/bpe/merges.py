@@ -64,8 +64,8 @@ _ID, _PAIR_RANK, _BEFORE, _AFTER = range(0, _NODE_BYTES, 4)
 _NO_ID = np.uint32(HIGHEST_ID + 1)
 
 WORDS_IN_TURNS = 16
-# A word that is being merged. In uint64: its number of ids; where its next merge is; the neighbours of that merge as pairs with the
-# merged id, and the buckets of these pairs; the queued word. Then LANES unused uint32, its ids, and its ranks.
+# A word that is being merged. In uint64: its number of ids; the place of its next merge; the pairs of the merged id with its
+# neighbours, and the buckets of these pairs; the caller's number. Then LANES unused uint32, its ids, and its ranks.
 _SIZE, _AT, _LEFT_PAIR, _RIGHT_PAIR, _LEFT_BUCKET, _RIGHT_BUCKET, _SOURCE = range(0, 56, 8)
 _SCRATCH_LANES = SCANNED_BYTES + 3 * LANES
 _IDS = 128
@@ -193,10 +193,15 @@ def _fill(tables: Merges, rows: int, count: int) -> None:
 
 
 @inner
+def _filter_word(tables: Merges, hashed: np.uint64) -> int:
+    """Return the address of the filter's word with a pair's bit."""
+    return tables.pair_filter + 8 * signed(hashed >> tables.filter_shift >> _SIX)
+
+
+@inner
 def _first_bucket(tables: Merges, hashed: np.uint64) -> int:
     """Return the address of the bucket to search for a pair: the empty one if the filter does not have it."""
-    bit = hashed >> tables.filter_shift
-    may_merge = load64(tables.pair_filter + 8 * signed(bit >> _SIX)) >> (bit & _BIT_MASK) & _ONE
+    may_merge = load64(_filter_word(tables, hashed)) >> (hashed >> tables.filter_shift & _BIT_MASK) & _ONE
     return _bucket_of(tables, hashed) if may_merge else tables.empty_bucket
 
 
@@ -275,15 +280,23 @@ def _choose_merge(tables: Merges, word: int) -> bool:
     new = np.uint64(_merged(tables, best))
     left_pair, left_hash = _hashed(np.uint64(load32(ids + 4 * at - 4)), new)
     right_pair, right_hash = _hashed(new, np.uint64(load32(ids + 4 * at + 8)))
-    left_bucket, right_bucket = _first_bucket(tables, left_hash), _first_bucket(tables, right_hash)
-    prefetch(left_bucket)
-    prefetch(right_bucket)
+    prefetch(_filter_word(tables, left_hash))
+    prefetch(_filter_word(tables, right_hash))
     store64(word + _AT, np.uint64(at))
     store64(word + _LEFT_PAIR, left_pair)
     store64(word + _RIGHT_PAIR, right_pair)
+    return True
+
+
+@inner
+def _choose_buckets(tables: Merges, word: int) -> None:
+    """Find the buckets of the pairs that the chosen merge makes, and prefetch them."""
+    left_bucket = _first_bucket(tables, load64(word + _LEFT_PAIR) * _MULTIPLIER)
+    right_bucket = _first_bucket(tables, load64(word + _RIGHT_PAIR) * _MULTIPLIER)
+    prefetch(left_bucket)
+    prefetch(right_bucket)
     store64(word + _LEFT_BUCKET, np.uint64(left_bucket))
     store64(word + _RIGHT_BUCKET, np.uint64(right_bucket))
-    return True
 
 
 @inner
@@ -316,6 +329,8 @@ def merge_words(tables: Merges, words: int, count: int) -> None:
                 count -= 1
                 store64(words + 8 * index, load64(words + 8 * count))
                 store64(words + 8 * count, word)
+        for index in range(count):
+            _choose_buckets(tables, signed(load64(words + 8 * index)))
         for index in range(count):
             _apply_merge(tables, signed(load64(words + 8 * index)))
 

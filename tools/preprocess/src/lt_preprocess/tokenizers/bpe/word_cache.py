@@ -169,12 +169,10 @@ def _free_entry(set_address: int) -> int:
 
 @inner
 def has_key(set_address: int, low: np.uint64, high: np.uint64) -> bool:
-    """Whether the set at `set_address` or its neighbour has an entry with this key."""
-    is_missing = True
-    for entry in range(0, 2 * _SET_BYTES, _ENTRY_BYTES):
-        address = set_address ^ entry
-        is_missing &= ((load64(address) ^ low) | ((load64(address + 8) ^ high) & _KEY)) != 0
-    return not is_missing
+    """Whether the set at `set_address` has an entry with this key."""
+    first = (load64(set_address) ^ low) | ((load64(set_address + 8) ^ high) & _KEY)
+    second = (load64(set_address + 32) ^ low) | ((load64(set_address + 40) ^ high) & _KEY)
+    return bool((first == 0) | (second == 0))
 
 
 @inner
