@@ -55,12 +55,17 @@ _NAME = re.compile(r"[\w.-]+")
 
 @dataclasses.dataclass(frozen=True)
 class Adapter:
-    """`updates` and `replaced` have the names of a model's tensors. `base` is the model that the adapter's file names, if any."""
+    """`updates` and `replaced` have the names of a model's tensors. `base` is the model that the adapter's file names, if any.
+
+    `trained` are the names in `replaced` of modules that were trained whole. The others are the model's own, copied beside their
+    factors.
+    """
 
     directory: str
     updates: Mapping[str, LowRank]
     replaced: Mapping[str, Tensor]
     base: str
+    trained: frozenset[str] = frozenset()
 
     def check(self, tensors: Mapping[str, Tensor], origin: str) -> None:
         """Raises BadData unless every tensor of the adapter fits one of the model's `tensors`.
@@ -71,6 +76,11 @@ class Adapter:
             warn(f"{self.directory}: adapts the embedding, which is the output layer of {origin}, too: as in PEFT, both change")
         named = f"its file names {self.base}" if self.base else "its file names no base"
         for name in (*self.updates, *self.replaced):
+            if name == OUTPUT_WEIGHT and name not in tensors:
+                raise BadData(
+                    f"{self.directory}: adapts the output layer, which is the embedding of {origin}, too",
+                    "save the base with an output layer of its own (tie_word_embeddings false), and merge into that one",
+                )
             if name not in tensors:
                 raise BadData(
                     f"{self.directory}: adapts {name}, which {origin} does not have", f"merge it into its base: {named}"
@@ -83,8 +93,11 @@ class Adapter:
                 )
 
 
-def read(path: str, files: Files) -> Adapter:
-    """Open an adapter; no value is read. Raises BadData for a damaged adapter and for variants of LoRA that are not merged."""
+def read(path: str, files: Files, has_conv1d: bool) -> Adapter:
+    """Open an adapter; no value is read. `has_conv1d` says that the model's layers are GPT-2's, with weights [in, out].
+
+    Raises BadData for a damaged adapter and for variants of LoRA that are not merged.
+    """
     directory = normalized(path)
     names = listing(directory)
     if CONFIG not in names:
@@ -115,6 +128,7 @@ def read(path: str, files: Files) -> Adapter:
     factors: dict[str, dict[str, Tensor]] = {}
     embeddings: set[str] = set()
     replaced: dict[str, Tensor] = {}
+    trained: set[str] = set()
     for name, tensor in (read_file if weights.endswith(WEIGHTS) else read_state_dict)(weights, files).items():
         if tensor.dtype not in CASTABLE:
             raise BadData(f"{weights}: {name} is stored as {tensor.dtype}", f"known are {', '.join(CASTABLE)}")
@@ -122,7 +136,10 @@ def read(path: str, files: Files) -> Adapter:
         if match is None:
             if "lora_" in name or not name.startswith(PREFIX):
                 raise BadData(f"{weights}: {name}: not a tensor of plain LoRA", "merge it with PEFT")
-            replaced[name.removeprefix(PREFIX).replace(BASE_LAYER, ".")] = tensor
+            replaced_name = name.removeprefix(PREFIX).replace(BASE_LAYER, ".")
+            replaced[replaced_name] = tensor
+            if BASE_LAYER not in name:
+                trained.add(replaced_name)
             continue
         factors.setdefault(match["module"], {})[match["letter"]] = tensor.cast("float32")
         if match["embedding"]:
@@ -139,11 +156,11 @@ def read(path: str, files: Files) -> Adapter:
         stored_rank = pair["A"].shape[0]
         module_alpha = patterns.find(module, alpha)
         scale = module_alpha / (math.sqrt(stored_rank) if config.get("use_rslora") else stored_rank)
-        # PEFT has fan_in_fan_out for Conv1D alone: an output layer of GPT is none.
-        is_transposed = module in embeddings or (config.get("fan_in_fan_out") and not module.endswith("lm_head"))
+        # As in PEFT, the kind of the layer decides. fan_in_fan_out in the file is that of the layer that was adapted last.
+        is_transposed = module in embeddings or (has_conv1d and module != OUTPUT_WEIGHT.removesuffix(".weight"))
         outer, inner = (pair["A"].transposed(), pair["B"].transposed()) if is_transposed else (pair["B"], pair["A"])
         updates[f"{module}.weight"] = LowRank(outer, inner, scale, module in embeddings)
-    return Adapter(directory, updates, replaced, str(config.get("base_model_name_or_path") or ""))
+    return Adapter(directory, updates, replaced, str(config.get("base_model_name_or_path") or ""), frozenset(trained))
 
 
 class AlphaPatterns:
