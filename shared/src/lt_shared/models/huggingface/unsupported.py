@@ -9,9 +9,6 @@ from typing import Any
 from lt_shared.console import BadConfig
 
 _STATE_SPACE = "state-space layers of Mamba-1, whose decay differs by channel, and would need a scan other than Mamba-2's"
-_SIDE_BY_SIDE = (
-    "Mamba-2 and attention side by side in every layer, with multipliers of both and of the MLP, and would need such a layer"
-)
 _MAMBA_ALONE = "Mamba-2 layers alone, and models here have attention or MLPs, too"
 _SHARED_BLOCKS = "a block of attention that several Mamba layers share, and would need shared weights in the layers"
 _LINEAR_ATTENTION = (
@@ -43,7 +40,6 @@ _BLOCK_SPARSE = "block-sparse attention and a clamped GEGLU, and would need kern
 _REASONS: Mapping[str, tuple[str, ...]] = {
     _CHUNKED: ("llama4", "llama4_text"),
     _STATE_SPACE: ("falcon_mamba", "jamba", "mamba"),
-    _SIDE_BY_SIDE: ("falcon_h1",),
     _MAMBA_ALONE: ("mamba2",),
     _SHARED_BLOCKS: ("zamba", "zamba2"),
     _LINEAR_ATTENTION: (
