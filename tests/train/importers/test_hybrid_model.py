@@ -130,6 +130,20 @@ def test_nemotron_h(program: str) -> None:
     assert model == dataclasses.replace(expected, name="custom", mamba=mamba)
 
 
+@pytest.mark.parametrize(
+    ("pattern", "frequency", "expected"),
+    [("*-*-*-*-", "4", None), ("*-*-*-", "([0]*2+[1]*1+[0]*3)", 2), ("*-*-", "1", 1), ("M*M*", "2", 2), ("*-*-", "2", None)],
+)
+def test_no_rope_freq_counts_the_layers_of_hybrid_model(pattern: str, frequency: str, expected: int | None) -> None:
+    assert options(pattern, f"--no-rope-freq {frequency} --mamba-num-groups 2").get("no_rope_freq") == expected
+
+
+def test_other_layers_without_rotation_are_refused() -> None:
+    assert translated("*-*-*-", "--no-rope-freq [1,0,0,0,0,0]").lost(Effect.MODEL)
+    with pytest.raises(BadData, match="the layer pattern has 4 layers"):
+        translated("*-*-", "--no-rope-freq 3")
+
+
 def test_experts_of_mamba_layers() -> None:
     experts = "--num-experts 4 --moe-ffn-hidden-size 64 --moe-router-topk 2 --mamba-num-groups 2 --mamba-head-dim 32"
     result = options("MEM*|E", f"{experts} --pipeline-model-parallel-size 2")

@@ -12,6 +12,7 @@ from lt_shared.models import hybrid_pattern
 from lt_shared.models.architecture.sizes import LATENT_ATTENTION, MAMBA, NO_MIXER
 from lt_shared.models.hybrid_pattern import Pattern
 from lt_train.config.settings.checkpointing import HYBRID
+from lt_train.config.settings.model import experts
 from lt_train.config.settings.model.mamba import PATTERN
 from lt_train.config.settings.pipeline_layout import LAYOUT_NAME, layout_text
 from lt_train.importers.effects import Effect
@@ -56,7 +57,9 @@ def translate(ledger: Ledger, program: str) -> None:
     if ledger.peek("position_embedding_type") == [hybrid_pattern.WITHOUT_POSITIONS]:
         ledger.take("position_embedding_type")
         ledger.set("position_embedding_type", "rope", "position_embedding_type")
+        ledger.drop("no_rope_freq", "without positions no layer rotates")
         ledger.set("no_rope_freq", 1, "position_embedding_type")
+    _unrotated(ledger, pattern, text)
     ledger.drop("is_hybrid_model", OF_PATTERN)
     if tuple(ledger.peek("spec") or ()) in hybrid_pattern.SPECS:
         ledger.drop("spec", "lt-train has layers of its own")
@@ -70,6 +73,26 @@ def translate(ledger: Ledger, program: str) -> None:
     if not has_mamba:
         for name in COUNTS:
             _halve(ledger, name)
+
+
+def _unrotated(ledger: Ledger, pattern: Pattern, text: str) -> None:
+    """Count blocks instead of the layers of HybridModel in --no-rope-freq, a number or a list in Python."""
+    if not ledger.has("no_rope_freq"):
+        return
+    words = "".join(ledger.take("no_rope_freq"))
+    try:
+        frequency = experts.layer_frequency(words, "no_rope_freq")
+        unrotated = hybrid_pattern.blocks_without_rotation(frequency, pattern, f"the layer pattern {text!r:.80}")
+    except BadConfig as error:
+        raise BadData(str(error), error.hint) from None
+    every = unrotated.index(1) + 1 if 1 in unrotated else None
+    if every and unrotated == [int((block + 1) % every == 0) for block in range(len(unrotated))]:
+        ledger.set("no_rope_freq", every, "no_rope_freq")
+    elif every:
+        reason = "lt-train has only every so many layers without rotation"
+        ledger.drop_value("no_rope_freq", words, reason, Effect.MODEL)
+    else:
+        ledger.drop_value("no_rope_freq", words, "it names no layer with attention", Effect.NONE)
 
 
 def _attention(ledger: Ledger, pattern: Pattern, text: str) -> None:
