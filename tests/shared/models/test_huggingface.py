@@ -310,7 +310,7 @@ def test_an_indexer_is_not_passed_over() -> None:
     """DeepSeek-V3.2's, under the name of DeepSeek-V3."""
     config = to_config(preset("tiny-deepseek-v3"), "float32") | {"index_topk": 2048}
     with pytest.raises(
-        BadConfig, match="run: index_topk is 2048 .sparse attention., which only deepseek_v32 and glm_moe_dsa have here"
+        BadConfig, match=r"run: index_topk is 2048 .sparse attention., which only deepseek_v32 and glm_moe_dsa have here"
     ):
         from_config(config, "run")
 

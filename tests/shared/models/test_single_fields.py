@@ -19,14 +19,13 @@ from lt_shared.models.presets import PRESETS
 
 TINY = {huggingface.model_type(model): model for name, model in PRESETS.items() if name.startswith("tiny")}
 # Of any type: what matters to training, generation, parallelism or reports alone.
-NOWHERE = frozenset(
-    """
+_NOWHERE = """
     architectures dtype torch_dtype transformers_version _name_or_path use_cache return_dict output_hidden_states
-    output_attentions id2label label2id problem_type chunk_size_feed_forward is_encoder_decoder bos_token_id eos_token_id pad_token_id sep_token_id
-    eod_token_id model_type initializer_range attention_dropout output_router_logits router_aux_loss_coef aux_loss_alpha
-    pretraining_tp num_logits_to_keep
-    """.split()
-)
+    output_attentions id2label label2id problem_type chunk_size_feed_forward is_encoder_decoder bos_token_id eos_token_id
+    pad_token_id sep_token_id eod_token_id model_type initializer_range attention_dropout output_router_logits
+    router_aux_loss_coef aux_loss_alpha pretraining_tp num_logits_to_keep
+    """
+NOWHERE = frozenset(_NOWHERE.split())
 WITHOUT_EFFECT = """
 _sliding_window_pattern: gemma3_text
 attn_pdrop: gpt2
