@@ -1,6 +1,7 @@
 """Falcon-H1, and tiny ones: with a norm of Mamba's output, and without."""
 
 import dataclasses
+from typing import Any
 
 from lt_shared.models.architecture import Architecture, Mamba, SideBySide
 from lt_shared.models.presets.dense import TINY, llama
@@ -25,7 +26,7 @@ def _falcon_h1(model: Architecture, heads: int, head: int, state: int, output: f
     )
 
 
-def _with(model: Architecture, **fields: int | bool) -> Architecture:
+def _with(model: Architecture, **fields: Any) -> Architecture:
     assert model.mamba is not None
     return dataclasses.replace(model, mamba=dataclasses.replace(model.mamba, **fields))
 

@@ -74,7 +74,7 @@ class MambaMixer(MegatronModule):  # type: ignore[misc]
         steps, rates = compiled(_steps_and_rates)(steps.transpose(0, 1), self.dt_bias, self.A_log, sizes.least_step)
         scanned = mamba_scan(values, inputs, outputs, steps, rates, numbers)
         mixed = compiled(_add_values)(scanned, values, self.D).transpose(0, 1)
-        return compiled(_gate)(mixed, gates) if self.norm is None else self.norm(mixed, gates)  # type: ignore[no-any-return]
+        return compiled(_gate)(mixed, gates) if self.norm is None else self.norm(mixed, gates)
 
     def sharded_state_dict(
         self, prefix: str = "", sharded_offsets: tuple[Any, ...] = (), metadata: dict[str, Any] | None = None

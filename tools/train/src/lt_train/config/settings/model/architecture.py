@@ -200,7 +200,7 @@ def parse_rope_scaling(text: str, base: Architecture) -> AnyScaling | None:
 
 def _from_sizes(options: dict[str, Any]) -> Architecture:
     """Build an architecture from flags alone, with Megatron's defaults for missing flags."""
-    layers = options["num_layers"] or mamba.count_layers(options)
+    layers: Any = options["num_layers"] or mamba.count_layers(options)
     for name in ("num_layers", "hidden_size", "num_attention_heads"):
         if options[name] is None and not (name == "num_layers" and layers):
             raise UsageError(
