@@ -49,7 +49,7 @@ _FEATURES = {
 # Fields that are read from several arguments, or from an argument with another form.
 _OF_OTHER_FORM = (
     *("moe_ffn_hidden_size", "moe_first_dense_layers", "latent_attention", "gated_delta", "short_convolution"),
-    *("mamba", "mlp_layers", "sparse_attention"),
+    *("mamba", "mlp_layers", "side_by_side", "sparse_attention"),
     *("attention_sinks", "add_bias_linear", "activation", "no_rope_freq", "gated_linear_unit", "normalization"),
 )
 # All others of the newer fields.
