@@ -103,6 +103,8 @@ def verify(dataset: Dataset, tokenizer: Path | None = None, sample: int = 0) -> 
         recorded = manifest.checksums_in(record, manifest.sidecar_path(prefix)) or {}
         _check_index_checksum(prefix, recorded.get("idx"), result)
         _check_tokens(prefix, described, recorded.get("bin"), dtype, result)
+        if described.loss_mask:
+            _check_mask(prefix, result)
     _check_leftovers(prefix, result)
     if sample and not result.findings:
         from lt_preprocess.datasets import retokenization
@@ -289,7 +291,8 @@ def _check_counts(prefix: str, described: Dataset, record: dict[str, Any], dtype
         stored = counts.get(name)
         if stored is not None and measured is not None and stored != measured:
             result.find(sidecar_path, f"counts: {name} {stored}, the dataset has {measured}")
-    if (record.get("options") or {}).get("append_eod") is True and described.eod is None:
+    ends_documents = (record.get("options") or {}).get("append_eod") is True
+    if ends_documents and described.eod is None and not indexed_dataset.is_mask(prefix):
         result.find(sidecar_path, "made with --append-eod, but no end-of-document token is named")
     if described.vocab_size is not None:
         requested = (record.get("options") or {}).get("dtype")
@@ -374,6 +377,28 @@ def _check_tokens(
     unknown.report(bin_path(prefix), "token beyond the vocabulary", result)
     endless.report(bin_path(prefix), "no end of document", result)
     headless.report(bin_path(prefix), "no beginning of document", result)
+
+
+def _check_mask(prefix: str, result: Verification) -> None:
+    """Verify the loss mask as a dataset of its own, and compare its documents with those of the tokens."""
+    mask = indexed_dataset.mask_prefix(prefix)
+    try:
+        # A mask has two values: 0 and 1.
+        verification = verify(Dataset(mask, vocab_size=2))
+    except NoInput:
+        result.find(bin_path(mask), "missing: the dataset says that it has a loss mask")
+        return
+    result.findings.extend(verification.findings)
+    if not verification.findings and not result.findings:
+        with storage.open_read(idx_path(prefix)) as tokens, storage.open_read(idx_path(mask)) as file:
+            tokens_header, header = read_header(tokens), read_header(file)
+            assert tokens_header is not None and header is not None
+            is_alike = tokens_header.sequences == header.sequences and all(
+                np.array_equal(lengths, read_column(file, header.lengths, first, first + len(lengths)))
+                for first, lengths in _blocks(tokens, tokens_header.lengths)
+            )
+        if not is_alike:
+            result.find(bin_path(mask), f"is not the loss mask of {prefix}: its documents have other lengths")
 
 
 def _tokens(
