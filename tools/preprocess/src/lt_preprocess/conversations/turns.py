@@ -84,6 +84,8 @@ class _Turn:
 
     def bounds(self) -> tuple[int, int]:
         begin, end = self._prompt_end(), self._turn_end()
+        if begin is not None and end is None:
+            end = self._next_end(begin)
         if begin is None or end is None or end <= begin:
             content_begin, content_end = self._content_bounds()
             begin = content_begin if begin is None or begin > content_begin else begin
@@ -120,6 +122,19 @@ class _Turn:
                 # gpt-oss ends the last turn with another token than an earlier one.
                 return self._behind_special_token(len(through_turn))
         return len(through_turn) if through_turn else None
+
+    def _next_end(self, begin: int) -> int | None:
+        """The end of the first special token behind `begin` that also ends the rendering up to this turn.
+
+        None if the next message comes before it: gpt-oss ends the last turn with another token.
+        """
+        through_turn = self._rendered(self._conversation.messages[: self._number + 1]) or ""
+        token = next((token for token in self._special_tokens if through_turn.rstrip().endswith(token)), None)
+        content = self._conversation.messages[self._number + 1].get("content")
+        if token is None or not isinstance(content, str) or not content:
+            return None
+        position, next_message = self._text.find(token, begin), self._text.find(content, begin)
+        return position + len(token) if 0 <= position < next_message else None
 
     def _rendered(self, messages: list[Message], add_generation_prompt: bool = False) -> str | None:
         """Render some of the messages; None if the template refuses them: it may want a question last, or an answer to a call."""
