@@ -6,7 +6,7 @@
     output = out_proj(norm(mixed silu(z)))
 
 Parameters have the names and checkpoint shards of megatron-core's MambaMixer. Tensor-parallel ranks divide the groups of heads,
-and need whole samples. The norm is over the channels of a group.
+context-parallel ranks the heads between the projections. The norm is over the channels of a group.
 """
 
 from typing import Any
@@ -25,6 +25,7 @@ from lt_train.models.mixers.convolution import Convolution, sharded_parameter, s
 from lt_train.models.mixers.core_attention import document_numbers
 from lt_train.models.norms import compiled
 from lt_train.ops.mamba_scan import mamba_scan
+from lt_train.parallel.head_exchange import heads_of_all_tokens, local_rows, tokens_of_all_heads
 
 _CONVOLVED = ("x", "B", "C")
 
@@ -43,6 +44,9 @@ class MambaMixer(MegatronModule):  # type: ignore[misc]
         self.in_proj = linears.column(config.hidden_size, sizes.projected_size, bias=False)
         self.conv1d = Convolution(config, sizes.convolved_size, sizes.taps, has_silu=True, has_bias=sizes.convolution_bias)
         heads = sizes.mamba_num_heads
+        self.context_ranks, self.head_part = config.context_parallel_size, (heads // ranks, heads // ranks)
+        groups = {"x": heads // ranks, "B": sizes.mamba_num_groups // ranks, "C": sizes.mamba_num_groups // ranks}
+        self.convolved_parts = [(self.local_sizes[part], groups[part]) for part in _CONVOLVED]
         self.dt_bias, self.A_log, self.D = (sharded_parameter(config, heads) for _ in range(3))
         self.norm = GatedGroupNorm(config, sizes.inner_size, sizes.mamba_num_groups, config.layernorm_epsilon)
         self.out_proj = linears.row(sizes.inner_size, config.hidden_size, bias=False)
@@ -50,22 +54,36 @@ class MambaMixer(MegatronModule):  # type: ignore[misc]
     def forward(self, hidden_states: Tensor, documents: Tensor | None, angles: Tensor | None) -> Outputs:
         """Return [s, b, h], and no bias. `documents` [b, n + 1] are document borders; `angles` is unused."""
         projected, _ = self.in_proj(hidden_states)
-        numbers = None if documents is None else document_numbers(documents, len(projected))
         is_recomputed = self.training and torch.is_grad_enabled()
-        return self.out_proj(recomputation.compute(self._mix, is_recomputed, projected, numbers))  # type: ignore[no-any-return]
+        if self.context_ranks == 1:
+            numbers = None if documents is None else document_numbers(documents, len(projected))
+            return self.out_proj(recomputation.compute(self._mix, is_recomputed, projected, numbers))  # type: ignore[no-any-return]
+        gates, channels = torch.split(projected, [self.local_sizes["z"], projected.shape[-1] - self.local_sizes["z"]], dim=-1)
+        channels = heads_of_all_tokens(channels, [*self.convolved_parts, self.head_part])
+        numbers = None if documents is None else document_numbers(documents, len(channels))
+        scanned = recomputation.compute(self._scan, is_recomputed, channels, numbers).flatten(-2).to(gates.dtype)
+        # The norm is over all heads of a group, which several context-parallel ranks may have computed.
+        scanned = tokens_of_all_heads(scanned).unflatten(-1, (-1, self.sizes.mamba_head_dim))
+        return self.out_proj(recomputation.compute(self.norm, is_recomputed, scanned, gates))  # type: ignore[no-any-return]
 
     def _mix(self, projected: Tensor, numbers: Tensor | None) -> Tensor:
         """Return [s, b, heads x p] for the `projected` channels [s, b, c] and the tokens' document `numbers` [b, s]."""
-        local, sizes = self.local_sizes, self.sizes
-        convolved = [local[part] for part in _CONVOLVED]
-        gates, mixed, steps = torch.split(projected, [local["z"], sum(convolved), local["dt"]], dim=-1)
-        mixed = self.conv1d(mixed, None if numbers is None else numbers.t())
+        gates, channels = torch.split(projected, [self.local_sizes["z"], projected.shape[-1] - self.local_sizes["z"]], dim=-1)
+        return self.norm(self._scan(channels, numbers), gates)  # type: ignore[no-any-return]
+
+    def _scan(self, channels: Tensor, numbers: Tensor | None) -> Tensor:
+        """Return [s, b, heads, p], float32, for the `channels` of x, B, C and dt."""
+        sizes = self.sizes
+        convolved = [size // min(groups, self.context_ranks) for size, groups in self.convolved_parts]
+        mixed, steps = torch.split(channels, [sum(convolved), channels.shape[-1] - sum(convolved)], dim=-1)
+        mixed = self.conv1d(mixed, None if numbers is None else numbers.t(), self.convolved_parts)
         values, inputs, outputs = torch.split(mixed.transpose(0, 1), convolved, dim=-1)
         values = values.reshape(*values.shape[:2], -1, sizes.mamba_head_dim)
         inputs, outputs = (part.reshape(*part.shape[:2], -1, sizes.mamba_state_dim) for part in (inputs, outputs))
-        steps, rates = compiled(_steps_and_rates)(steps.transpose(0, 1), self.dt_bias, self.A_log, sizes.least_step)
+        biases, log_rates, factors = (local_rows(vector, [self.head_part]) for vector in (self.dt_bias, self.A_log, self.D))
+        steps, rates = compiled(_steps_and_rates)(steps.transpose(0, 1), biases, log_rates, sizes.least_step)
         scanned = mamba_scan(values, inputs, outputs, steps, rates, numbers)
-        return self.norm(compiled(_add_values)(scanned, values, self.D).transpose(0, 1), gates)  # type: ignore[no-any-return]
+        return compiled(_add_values)(scanned, values, factors).transpose(0, 1)  # type: ignore[no-any-return]
 
     def sharded_state_dict(
         self, prefix: str = "", sharded_offsets: tuple[Any, ...] = (), metadata: dict[str, Any] | None = None
