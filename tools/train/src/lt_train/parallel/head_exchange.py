@@ -21,7 +21,8 @@ Part = tuple[int, int]
 
 def rank_count() -> int:
     """Return the number of context-parallel ranks."""
-    return int(parallel_state.get_context_parallel_world_size())
+    # megatron-core counts 0 without process groups.
+    return max(1, int(parallel_state.get_context_parallel_world_size()))
 
 
 def heads_of_all_tokens(channels: Tensor, parts: Sequence[Part]) -> Tensor:
