@@ -5,6 +5,8 @@
     mixed = scan(x, B, C, step softplus(dt + dt_bias), decay exp(-exp(A_log) step)) + D x
     output = out_proj(norm(mixed silu(z)))
 
+Falcon-H1 multiplies z, x, B, C and dt by constant factors, and may lack the norm.
+
 Parameters have the names and checkpoint shards of megatron-core's MambaMixer. Tensor-parallel ranks divide the groups of heads,
 context-parallel ranks the heads between the projections. The norm is over the channels of a group.
 """
@@ -18,7 +20,7 @@ from megatron.core.transformer.utils import make_sharded_tensors_for_checkpoint
 from torch import Tensor
 from torch.nn.functional import silu, softplus
 
-from lt_shared.models.architecture import Mamba
+from lt_shared.models.architecture import Mamba, SideBySide
 from lt_train.models import recomputation
 from lt_train.models.linear import Linears, Outputs
 from lt_train.models.mixers.convolution import Convolution, sharded_parameter, split_rows
@@ -37,7 +39,7 @@ class MambaMixer(MegatronModule):  # type: ignore[misc]
     memory than all other activations of the layer.
     """
 
-    def __init__(self, config: TransformerConfig, sizes: Mamba, linears: Linears):
+    def __init__(self, config: TransformerConfig, sizes: Mamba, linears: Linears, factors: SideBySide | None = None):
         super().__init__(config=config)
         self.sizes, ranks = sizes, config.tensor_model_parallel_size
         self.local_sizes = {part: size // ranks for part, size in sizes.part_sizes.items()}
@@ -48,8 +50,12 @@ class MambaMixer(MegatronModule):  # type: ignore[misc]
         groups = {"x": heads // ranks, "B": sizes.mamba_num_groups // ranks, "C": sizes.mamba_num_groups // ranks}
         self.convolved_parts = [(self.local_sizes[part], groups[part]) for part in _CONVOLVED]
         self.dt_bias, self.A_log, self.D = (sharded_parameter(config, heads) for _ in range(3))
-        self.norm = GatedGroupNorm(config, sizes.inner_size, sizes.mamba_num_groups, config.layernorm_epsilon)
+        self.norm = None
+        if sizes.has_norm:
+            self.norm = GatedGroupNorm(config, sizes.inner_size, sizes.mamba_num_groups, config.layernorm_epsilon)
         self.out_proj = linears.row(sizes.inner_size, config.hidden_size, bias=False)
+        # The factor of a part contains the factor of the input.
+        self.part_factors = None if factors is None else [factors.mamba_input * factor for factor in factors.mamba_parts]
 
     def forward(self, hidden_states: Tensor, documents: Tensor | None, angles: Tensor | None) -> Outputs:
         """Return [s, b, h], and no bias. `documents` [b, n + 1] are document borders; `angles` is unused."""
@@ -58,18 +64,31 @@ class MambaMixer(MegatronModule):  # type: ignore[misc]
         if self.context_ranks == 1:
             numbers = None if documents is None else document_numbers(documents, len(projected))
             return self.out_proj(recomputation.compute(self._mix, is_recomputed, projected, numbers))  # type: ignore[no-any-return]
-        gates, channels = torch.split(projected, [self.local_sizes["z"], projected.shape[-1] - self.local_sizes["z"]], dim=-1)
+        gates, channels = self._split_gates(projected)
         channels = heads_of_all_tokens(channels, [*self.convolved_parts, self.head_part])
         numbers = None if documents is None else document_numbers(documents, len(channels))
         scanned = recomputation.compute(self._scan, is_recomputed, channels, numbers).flatten(-2).to(gates.dtype)
         # The norm is over all heads of a group, which several context-parallel ranks may have computed.
         scanned = tokens_of_all_heads(scanned).unflatten(-1, (-1, self.sizes.mamba_head_dim))
-        return self.out_proj(recomputation.compute(self.norm, is_recomputed, scanned, gates))  # type: ignore[no-any-return]
+        return self.out_proj(recomputation.compute(self._apply_gates, is_recomputed, scanned, gates))  # type: ignore[no-any-return]
 
     def _mix(self, projected: Tensor, numbers: Tensor | None) -> Tensor:
         """Return [s, b, heads x p] for the `projected` channels [s, b, c] and the tokens' document `numbers` [b, s]."""
-        gates, channels = torch.split(projected, [self.local_sizes["z"], projected.shape[-1] - self.local_sizes["z"]], dim=-1)
-        return self.norm(self._scan(channels, numbers), gates)  # type: ignore[no-any-return]
+        gates, channels = self._split_gates(projected)
+        return self._apply_gates(self._scan(channels, numbers), gates)
+
+    def _split_gates(self, projected: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the gates, and the channels of x, B, C and dt."""
+        local = self.local_sizes
+        if self.part_factors is not None:
+            projected = compiled(_multiply_parts)(projected, self.part_factors, list(local.values()))
+        gates, channels = torch.split(projected, [local["z"], projected.shape[-1] - local["z"]], dim=-1)
+        return gates, channels
+
+    def _apply_gates(self, mixed: Tensor, gates: Tensor) -> Tensor:
+        """Return [s, b, heads x p] for `mixed` [s, b, heads, p]."""
+        gated: Tensor = compiled(_gate)(mixed, gates) if self.norm is None else self.norm(mixed, gates)
+        return gated
 
     def _scan(self, channels: Tensor, numbers: Tensor | None) -> Tensor:
         """Return [s, b, heads, p], float32, for the `channels` of x, B, C and dt."""
@@ -127,6 +146,15 @@ def _steps_and_rates(steps: Tensor, biases: Tensor, log_rates: Tensor, least: fl
 
 def _add_values(scanned: Tensor, values: Tensor, factors: Tensor) -> Tensor:
     return scanned + factors.float().unsqueeze(-1) * values.float()
+
+
+def _multiply_parts(projected: Tensor, factors: list[float], sizes: list[int]) -> Tensor:
+    parts = zip(torch.split(projected, sizes, dim=-1), factors, strict=True)
+    return torch.cat([part * factor for part, factor in parts], dim=-1)
+
+
+def _gate(heads: Tensor, gates: Tensor) -> Tensor:
+    return (heads.flatten(-2) * silu(gates.float())).to(gates.dtype)
 
 
 def _gated_norm(heads: Tensor, gates: Tensor, weight: Tensor, group_channels: int, eps: float) -> Tensor:
