@@ -14,7 +14,7 @@ from lt_train.config.kernels import GROUPED_BY_QUACK, GROUPED_FP8, PEER_MEMORY, 
 from lt_train.config.run_config import RunConfig
 from lt_train.config.settings.layers import Layers
 from lt_train.config.settings.memory import Memory, Recompute
-from lt_train.config.settings.precision import Precision
+from lt_train.config.settings.precision import ALL_GEMMS, Precision
 from lt_train.models.decoder import Decoder, Stage
 from lt_train.models.embedding import Embedding
 from lt_train.models.fp8_linear import Fp8Linears
@@ -26,7 +26,9 @@ from lt_train.models.pattern import ExpertKernels, Pattern
 from lt_train.models.transformer_config import transformer_config
 from lt_train.ops import expert_rows, wgrad_accumulation
 from lt_train.ops.expert_mlp import Operations
+from lt_train.ops.fp8_casts import TritonCasts
 from lt_train.ops.fp8_grouped_gemm import Fp8GroupedGemms
+from lt_train.ops.fp8_output import Fp8Output
 from lt_train.ops.grouped_gemm import QuackGroupedGemms, TorchGroupedGemms
 from lt_train.ops.row_exchange import Exchange
 from lt_train.parallel import ddp
@@ -72,6 +74,7 @@ def build(run_config: RunConfig, kernels: Kernels, device: torch.device) -> list
         pattern,
         vocab_size=run_config.padded_vocab_size,
         z_loss_coeff=run_config.optimization.z_loss_coeff,
+        fp8_output=_fp8_output(precision),
         adds_embedding_gradient=_adds_embedding_gradient(config, layers, precision, memory),
         prediction_linears=_prediction_linears(config, precision, kernels, exchange),
     )
@@ -98,6 +101,15 @@ def _linears(config: TransformerConfig, precision: Precision, kernels: Kernels, 
     return OverlappedLinears(config, exchange) if _overlaps(config, kernels) else Linears(config)
 
 
+def _fp8_output(precision: Precision) -> Fp8Output | None:
+    """Return the settings of the output layer's GEMMs in fp8, None if they are in 16 bits."""
+    if precision.fp8_output_proj is None:
+        return None
+    # The layer's scales are one per tensor or token, whatever the recipe of the blocks.
+    casts = TritonCasts(kernels_write_amax=precision.fp8_recipe == "tensorwise")
+    return Fp8Output(casts, casts_logits=precision.fp8_output_proj == ALL_GEMMS)
+
+
 def _prediction_linears(config: TransformerConfig, precision: Precision, kernels: Kernels, exchange: Exchange) -> Linears:
     """Return the builder of the prediction layers' linear layers, which stay in 16 bits if the blocks multiply in fp8."""
     return Linears(config) if precision.fp8_format else _linears(config, precision, kernels, exchange)
@@ -113,6 +125,7 @@ def _decoder(
     stage: Stage,
     vocab_size: int,
     z_loss_coeff: float,
+    fp8_output: Fp8Output | None,
     adds_embedding_gradient: bool,
     prediction_linears: Linears,
 ) -> Decoder:
@@ -127,7 +140,7 @@ def _decoder(
     if stage.is_last:
         overlaps = _overlaps(config, kernels)
         output_layer = OutputLayer(
-            config, architecture, vocab_size, not is_tied, kernels.cross_entropy, z_loss_coeff, exchange, overlaps
+            config, architecture, vocab_size, not is_tied, kernels.cross_entropy, z_loss_coeff, exchange, overlaps, fp8_output
         )
         if architecture.mtp_num_layers:
             numbers = range(architecture.num_layers + 1, architecture.num_layers + 1 + architecture.mtp_num_layers)

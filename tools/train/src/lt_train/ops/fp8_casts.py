@@ -67,12 +67,13 @@ class TritonCasts:
     writes_float32 = True
     multiply = staticmethod(fp8_gemm.multiply)
 
-    def __init__(self) -> None:
+    def __init__(self, kernels_write_amax: bool = True) -> None:
+        """`kernels_write_amax`: the kernels that write a tensor compute its amax (`lt_train.kernels.amax_reduction`)."""
         from lt_train.kernels import amax_reduction, fp8, swiglu
 
         self._cast, self.transposed, self.find_amax = fp8.cast, fp8.transpose_fp8, amax_reduction.amax_parts
         self._swiglu, self._swiglu_gradient = swiglu.activation, swiglu.gradient_and_transpose
-        amax_reduction.enable(True)
+        amax_reduction.enable(kernels_write_amax)
 
     def amax(self, tensor: Tensor) -> Tensor:
         return self.find_amax(tensor)
