@@ -84,10 +84,10 @@ class Kernels:
     """The implementation chosen for every part.
 
     `attention` is "flash-attn-4", "sdpa" (PyTorch's, cuDNN first) or "flex-attention"; `swiglu` "gemm-epilogue", "triton" or
-    "torch"; `cross_entropy` "fp8-linear", "fused-linear", "triton" or "torch"; `norm`, `rope` and `adamw` "triton" or "torch"; `fp8_cast`
-    "triton" or "torch", None without fp8; `experts` "grouped-fp8", "grouped-gemm-epilogue", "grouped" or "sequential", None
-    without experts; `delta`, for layers of gated delta and of Kimi Delta Attention, "flash-linear-attention", its kernels of Kimi
-    Delta Attention for both ("flash-linear-attention-kimi"), "triton" for the states, or "torch", None without such layers;
+    "torch"; `cross_entropy` "fp8-linear", "fused-linear", "triton" or "torch"; `norm`, `rope` and `adamw` "triton" or "torch";
+    `fp8_cast` "triton" or "torch", None without fp8; `experts` "grouped-fp8", "grouped-gemm-epilogue", "grouped" or "sequential",
+    None without experts; `delta`, for layers of gated delta and of Kimi Delta Attention, "flash-linear-attention", its kernels of
+    Kimi Delta Attention for both ("flash-linear-attention-kimi"), "triton" for the states, or "torch", None without such layers;
     `collectives` of tensor parallelism or FSDP "symmetric-memory", which overlaps them with GEMMs, or "torch", None without both.
     `recomputes_swiglu`: the backward pass computes SwiGLU again instead of keeping its output.
     """

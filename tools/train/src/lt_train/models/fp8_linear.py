@@ -6,7 +6,8 @@ gradients, 128 x 128 of weights; Hopper only). Scaling is current, not delayed: 
 optimizer states keep their dtypes, so a checkpoint is the same as with bf16.
 
 The embedding stays in 16 bits. With the blockwise recipe, so do the projections of latent attention whose widths are no multiples
-of 128. The GEMMs of experts are in `lt_train.ops.fp8_grouped_gemm`, of the output layer in `lt_train.ops.fp8_linear_cross_entropy`.
+of 128. The GEMMs of experts are in `lt_train.ops.fp8_grouped_gemm`, those of the output layer in
+`lt_train.ops.fp8_linear_cross_entropy`.
 
 On an H200, an fp8 GEMM takes half the time of a bf16 GEMM. The casts cost a part of the saved time.
 """

@@ -1,8 +1,8 @@
 """The output layer: logits of the vocabulary, and the loss of every token.
 
 `Kernels.cross_entropy` selects one of four implementations of the loss: "fused-linear" multiplies and reduces a block of tokens
-at a time and never holds all logits, and so does "fp8-linear", which multiplies in fp8; "triton" reads the logits once in each pass;
-"torch" is megatron-core's, which makes a float32 copy.
+at a time and never holds all logits, and so does "fp8-linear", which multiplies in fp8; "triton" reads the logits once in each
+pass; "torch" is megatron-core's, which makes a float32 copy.
 
 With `z_loss_coeff`, z_loss_coeff x log(Z)^2 is added to the minimized loss, Z being the softmax normalizer (PaLM: 1e-4). It keeps
 the logits from drifting, which costs precision in 16 bits. The reported loss stays the cross entropy.

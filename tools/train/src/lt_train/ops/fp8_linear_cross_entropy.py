@@ -34,8 +34,7 @@ def output_losses(
     """Return the loss in nats, float32 [m], for `labels`, int64 [m]. Logits are the gathered rows times the transposed weight.
 
     The local `rows` [..., h] and `weight` [n, h] are contiguous and bfloat16; h, n and m are multiples of 16. The weights, in the
-    order of the ranks, hold a row per token of the `vocabulary`, then padding. The weight's gradient is added to `main_grad` if it
-    has one.
+    order of the ranks, hold a row per token of the `vocabulary`, then padding. The weight's gradient is added to its `main_grad`.
     """
     losses: Tensor = _Fp8LinearCrossEntropy.apply(  # type: ignore[no-untyped-call]
         rows, weight, labels, exchange, vocabulary, settings
