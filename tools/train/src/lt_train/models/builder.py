@@ -26,9 +26,8 @@ from lt_train.models.pattern import ExpertKernels, Pattern
 from lt_train.models.transformer_config import transformer_config
 from lt_train.ops import expert_rows, wgrad_accumulation
 from lt_train.ops.expert_mlp import Operations
-from lt_train.ops.fp8_casts import TritonCasts
+from lt_train.ops.fp8_casts import Fp8Output, TritonCasts
 from lt_train.ops.fp8_grouped_gemm import Fp8GroupedGemms
-from lt_train.ops.fp8_output import Fp8Output
 from lt_train.ops.grouped_gemm import QuackGroupedGemms, TorchGroupedGemms
 from lt_train.ops.row_exchange import Exchange
 from lt_train.parallel import ddp

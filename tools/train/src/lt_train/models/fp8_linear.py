@@ -13,6 +13,7 @@ On an H200, an fp8 GEMM takes half the time of a bf16 GEMM. The casts cost a par
 """
 
 import dataclasses
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -35,8 +36,8 @@ from lt_train.models.linear import Input, Linears, NormBehind, Outputs, with_bia
 from lt_train.ops import fp8_casts
 from lt_train.ops.fp8_casts import Casts, SwigluCasts, TritonCasts
 from lt_train.ops.fp8_gemm import Cast
-from lt_train.ops.fp8_weight_gradient import add_weight_gradient
 from lt_train.ops.row_exchange import Exchange
+from lt_train.ops.wgrad_accumulation import accumulate_product
 
 E4M3 = torch.float8_e4m3fn
 E5M2 = torch.float8_e5m2
@@ -209,8 +210,16 @@ class _Fp8Linear(torch.autograd.Function):
         cast, scale, transpose, transpose_scale = casts.cast_and_transpose(output_gradient.contiguous(), ctx.gradient)
         gradient = casts.multiply((cast, scale), casts.cast_weight_transpose(weight, amax, E4M3), dtype, fast=False)
         rows_gradient, rows_transpose = ctx.source.transposed(gradient, *saved, casts)
-        weight_gradient = add_weight_gradient(casts, (transpose, transpose_scale), rows_transpose, weight, ctx.buffer, dtype)
+        weight_gradient = _weight_gradient(casts, (transpose, transpose_scale), rows_transpose, weight, ctx.buffer, dtype)
         return rows_gradient, weight_gradient, None, None, None, None
+
+
+def _weight_gradient(
+    casts: Casts, gradient: Cast, rows: Cast, weight: Tensor, buffer: Tensor | None, dtype: torch.dtype
+) -> Tensor:
+    """Compute the weight's gradient from the transposes of the output's gradient and of the rows, and add it to `buffer`."""
+    multiply = partial(casts.multiply, gradient, rows, fast=False)
+    return accumulate_product(multiply, weight, buffer, dtype, casts.writes_float32)
 
 
 class _ColumnParallel(torch.autograd.Function):
@@ -254,7 +263,7 @@ class _ColumnParallel(torch.autograd.Function):
 
         finish = ctx.exchange.start_sum(len(gradient), weight.shape[1], output_gradient, rows_gradient)
         rows_transpose = casts.transposed(gathered.whole().view(E4M3))
-        weight_gradient = add_weight_gradient(casts, (transpose, factor), (rows_transpose, scale), weight, ctx.buffer, dtype)
+        weight_gradient = _weight_gradient(casts, (transpose, factor), (rows_transpose, scale), weight, ctx.buffer, dtype)
         return finish(), weight_gradient, None, None, None, None
 
 
@@ -290,7 +299,7 @@ class _RowParallel(torch.autograd.Function):
             casts.multiply((part.view(ctx.gradient), factor), weight_transpose, dtype, fast=False, out=gradient[place])
         transpose = casts.transposed(gathered.whole().view(ctx.gradient))
         rows_gradient, rows_transpose = ctx.source.transposed(gradient, *saved, casts)
-        weight_gradient = add_weight_gradient(casts, (transpose, factor), rows_transpose, weight, ctx.buffer, dtype)
+        weight_gradient = _weight_gradient(casts, (transpose, factor), rows_transpose, weight, ctx.buffer, dtype)
         return rows_gradient, weight_gradient, None, None, None, None, None
 
 

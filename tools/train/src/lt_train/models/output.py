@@ -23,7 +23,7 @@ from torch import Tensor
 from lt_shared.models.architecture import Architecture
 from lt_train.config.settings.layers import FUSED_LINEAR, TRITON
 from lt_train.models.norms import compiled
-from lt_train.ops.fp8_output import Fp8Output
+from lt_train.ops.fp8_casts import Fp8Output
 from lt_train.ops.parallel_linear import column_parallel
 from lt_train.ops.row_exchange import Exchange
 

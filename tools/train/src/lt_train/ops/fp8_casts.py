@@ -1,5 +1,6 @@
 """Cast 16-bit tensors to fp8 with one scale per tensor, row or block, by Triton kernels or compiled functions."""
 
+import dataclasses
 from typing import Protocol
 
 import torch
@@ -114,6 +115,19 @@ class TritonCasts:
     ) -> tuple[Tensor, Tensor, Tensor]:
         assert amax is not None
         return self._swiglu_gradient(gradient, gate_up, amax, dtype)
+
+
+@dataclasses.dataclass(frozen=True)
+class Fp8Output:
+    """The settings of an output layer in fp8 (`lt_train.ops.fp8_linear_cross_entropy`).
+
+    `casts_logits`: the logits are a product in fp8, not only the two GEMMs of the backward pass. `fast` accumulates logits in
+    fewer bits than float32, as the other layers' forward pass does.
+    """
+
+    casts: TritonCasts
+    casts_logits: bool
+    fast: bool = True
 
 
 class TritonBlockCasts:

@@ -9,6 +9,7 @@ Every tensor-parallel rank holds some rows of the weight, so some columns of the
 chunk, and sum the rows' gradient. Labels of the vocabulary's padding have no logits.
 """
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,10 +18,10 @@ from torch import Tensor
 from lt_train.kernels.cross_entropy import row_terms
 from lt_train.kernels.fp8_logits import LABEL, cast_gradient, other_shares
 from lt_train.kernels.row_ops import scale
+from lt_train.ops.fp8_casts import Fp8Output
 from lt_train.ops.fp8_gemm import Cast
-from lt_train.ops.fp8_output import Fp8Output
-from lt_train.ops.fp8_weight_gradient import add_weight_gradient
 from lt_train.ops.row_exchange import Exchange
+from lt_train.ops.wgrad_accumulation import accumulate_product
 
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 # Tokens whose logits are in memory at once, a multiple of the cast's tiles. The vocabulary of Llama 3 makes 1 GiB of it, and its
@@ -91,7 +92,8 @@ class _Fp8LinearCrossEntropy(torch.autograd.Function):
         rows_transpose = casts.cast_transpose(scaled, casts.amax(scaled), E4M3)
         # A weight that FSDP has gathered has no buffer.
         buffer = getattr(ctx.weight, "main_grad", None)
-        weight_gradient = add_weight_gradient(casts, (transpose, unit), rows_transpose, ctx.weight, buffer, dtype)
+        multiply = partial(casts.multiply, (transpose, unit), rows_transpose, fast=False)
+        weight_gradient = accumulate_product(multiply, ctx.weight, buffer, dtype, casts.writes_float32)
         return finish(), weight_gradient, None, None, None, None
 
 
