@@ -1,4 +1,4 @@
-"""Loss and output layer in fp8 beside float64. The interpreter truncates numbers of fp8, so gradients are up to a quarter short."""
+"""Loss and output layer in fp8 beside float64. The interpreter truncates numbers of fp8: gradients are up to a quarter short."""
 
 from pathlib import Path
 

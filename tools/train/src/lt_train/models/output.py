@@ -8,6 +8,7 @@ With `z_loss_coeff`, z_loss_coeff x log(Z)^2 is added to the minimized loss, Z b
 the logits from drifting, which costs precision in 16 bits. The reported loss stays the cross entropy.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -23,7 +24,6 @@ from torch import Tensor
 from lt_shared.models.architecture import Architecture
 from lt_train.config.settings.layers import FUSED_LINEAR, TRITON
 from lt_train.models.norms import compiled
-from lt_train.ops.fp8_casts import Fp8Output
 from lt_train.ops.parallel_linear import column_parallel
 from lt_train.ops.row_exchange import Exchange
 
@@ -44,9 +44,9 @@ class OutputLayer(ColumnParallelLinear):  # type: ignore[misc]
         z_loss_coeff: float,
         exchange: Exchange,
         overlaps: bool = False,
-        fp8: Fp8Output | None = None,
+        fp8_losses: Callable[..., Tensor] | None = None,
     ):
-        """`overlaps`: `exchange` gathers rows while GEMMs run. `fp8` are the settings of "fp8-linear"."""
+        """`overlaps`: `exchange` gathers rows while GEMMs run. `fp8_losses` is the function of "fp8-linear"."""
         super().__init__(
             config.hidden_size,
             padded_vocab_size,
@@ -58,13 +58,13 @@ class OutputLayer(ColumnParallelLinear):  # type: ignore[misc]
         self.vocab_size, self.scaling = architecture.vocab_size, architecture.logits_scaling
         self.cap = architecture.final_logit_softcapping
         self.cross_entropy, self.z_loss_coeff = cross_entropy, z_loss_coeff
-        self.exchange, self.overlaps, self.fp8 = exchange, overlaps, fp8
+        self.exchange, self.overlaps, self.fp8_losses = exchange, overlaps, fp8_losses
 
     def forward(self, hidden_states: Tensor, labels: Tensor | None = None, weight: Tensor | None = None) -> Tensor:
         """Return float32 losses [b, s] for `hidden_states` [s, b, h] and `labels` [b, s]. Without labels, return logits."""
         if labels is None:
             return self._logits(hidden_states, weight).transpose(0, 1).contiguous()
-        if self.fp8 is not None or self.cross_entropy == FUSED_LINEAR:
+        if self.fp8_losses is not None or self.cross_entropy == FUSED_LINEAR:
             return self._fused_losses(hidden_states, labels, self.weight if weight is None else weight)
         logits = self._logits(hidden_states, weight)
         if not self.z_loss_coeff:
@@ -100,15 +100,11 @@ class OutputLayer(ColumnParallelLinear):  # type: ignore[misc]
 
     def _fused_losses(self, hidden_states: Tensor, labels: Tensor, weight: Tensor) -> Tensor:
         rows = hidden_states.reshape(-1, hidden_states.shape[-1]).contiguous()
-        arguments = rows, weight, labels.t().reshape(-1).contiguous(), self.exchange, self.vocab_size
-        if self.fp8 is not None:
-            from lt_train.ops import fp8_linear_cross_entropy
-
-            losses = fp8_linear_cross_entropy.output_losses(*arguments, self.fp8)
+        if self.fp8_losses is None:
+            from lt_train.ops.fused_linear_cross_entropy import output_losses
         else:
-            from lt_train.ops import fused_linear_cross_entropy
-
-            losses = fused_linear_cross_entropy.output_losses(*arguments)
+            output_losses = self.fp8_losses
+        losses = output_losses(rows, weight, labels.t().reshape(-1).contiguous(), self.exchange, self.vocab_size)
         return losses.view(labels.shape[::-1]).t().contiguous()
 
 
