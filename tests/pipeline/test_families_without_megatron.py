@@ -40,6 +40,7 @@ def small(name: str, **changes: Any) -> Architecture:
 EVEN = dataclasses.replace(preset("tiny-olmo-hybrid").gated_delta or GatedDelta((0,)), linear_value_head_dim=24)
 LARGE_STEPS = dataclasses.replace(preset("tiny-nemotron-h").mamba or Mamba((0,), 8), least_step=1.3)
 WIDE_MAMBA = preset("tiny-bamba").mamba or Mamba((0,), 8)
+SIDE_BY_SIDE = dataclasses.replace(preset("tiny-falcon-h1").mamba or Mamba((0,), 8), mamba_num_heads=4, mamba_head_dim=16)
 ARCHITECTURES = {
     "olmo2": small("tiny-olmo2"),
     "olmo3": small("tiny-olmo3", sliding_window=WINDOW),
@@ -67,6 +68,8 @@ ARCHITECTURES = {
     # Some time steps are smaller than the least one.
     "nemotron-h": small("tiny-nemotron-h", mamba=LARGE_STEPS),
     "bamba": small("tiny-bamba", mamba=dataclasses.replace(WIDE_MAMBA, mamba_num_heads=8)),
+    "falcon-h1": small("tiny-falcon-h1", mamba=SIDE_BY_SIDE),
+    "falcon-h1-norm": small("tiny-falcon-h1", mamba=dataclasses.replace(SIDE_BY_SIDE, has_norm=True)),
     "granite4-h": small("tiny-granite4-h", mamba=dataclasses.replace(WIDE_MAMBA, mamba_num_groups=2, mamba_num_heads=8)),
     "granite4-h-moe": small(
         "tiny-granitemoeshared",
@@ -144,7 +147,7 @@ def test_the_loss_is_transformers_and_the_weights_come_back(name: str, tmp_path:
     assert all(torch.equal(there[key], back[key]) for key in there)
 
 
-@pytest.mark.parametrize("name", ["qwen3-next", "olmo-hybrid", "lfm2", "kimi-linear", "nemotron-h", "granite4-h"])
+@pytest.mark.parametrize("name", ["qwen3-next", "olmo-hybrid", "lfm2", "kimi-linear", "nemotron-h", "granite4-h", "falcon-h1"])
 def test_a_state_begins_anew_with_every_document(name: str, tmp_path: Path) -> None:
     """Three documents in a sample, one longer than a chunk: loss and gradient of transformers, which computes each alone."""
     model = random_model(ARCHITECTURES[name])

@@ -25,7 +25,7 @@ hybrid_block.TENorm = WrappedTorchNorm
 def layer_fields(architecture: Architecture) -> dict[str, Any]:
     """The fields of TransformerConfig that count the layers of HybridModel."""
     arguments = hybrid_pattern.from_decoder({}, architecture)
-    names = ("num_layers", "window_attn_skip_freq")
+    names = ("num_layers", "window_attn_skip_freq", "no_rope_freq")
     return {name: arguments[name] for name in names if name in arguments} | {"moe_layer_freq": 1, "is_hybrid_model": True}
 
 

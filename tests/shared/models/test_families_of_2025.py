@@ -9,6 +9,7 @@ from transformers import AutoConfig
 from transformers.models.hunyuan_v1_dense.modeling_hunyuan_v1_dense import HunYuanDenseV1RotaryEmbedding
 
 from lt_shared.console import BadConfig
+from lt_shared.models.architecture import SideBySide
 from lt_shared.models.huggingface import from_config, model_type, to_config
 from lt_shared.models.presets import preset
 
@@ -73,6 +74,23 @@ def test_granite_4_is_read_under_the_published_names(names: str) -> None:
     [
         ("tiny-hunyuan", {"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "dynamic RoPE without alpha"),
         ("tiny-hunyuan", {"use_qk_norm": False}, "use_qk_norm is False"),
+        ("tiny-ernie4.5-moe", {"moe_norm_min": 0.3}, "moe_norm_min is 0.3"),
+        ("tiny-glm-5", {"topk_group": 0}, "moe_router_group_topk is 0, must be positive"),
+        ("tiny-kimi-linear", {"topk_group": 0}, "moe_router_group_topk is 0, must be positive"),
+        (
+            "tiny-deepseek-v32",
+            {
+                "rope_parameters": {"rope_type": "linear", "factor": 2.0, "mscale_all_dim": 1.0},
+                "rope_scaling": None,
+                "rope_theta": None,
+            },
+            "mscale_all_dim beside linear scaling",
+        ),
+        ("tiny-falcon-h1-norm", {"mamba_norm_before_gate": True}, "mamba_norm_before_gate is True"),
+        ("tiny-falcon-h1", {"projectors_bias": True}, "projectors_bias is True"),
+        ("tiny-falcon-h1", {"ssm_multipliers": [1.0, 1.0]}, "mamba_parts has 2 factors"),
+        ("tiny-falcon-h1", {"key_multiplier": 0.0}, "attention_keys is 0.0, must be positive"),
+        ("tiny-falcon-h1", {"mamba_d_ssm": 128}, "8 Mamba heads of 32 channels, and mamba_d_ssm makes a width of 128"),
         ("tiny-ministral3", {"rope_scaling": {"rope_type": "yarn", "llama_4_scaling_beta": 0.2}}, "0.1 and 0.2"),
         ("tiny-ministral3", {"rope_parameters": {"rope_type": "yarn"}, "rope_scaling": None}, "scaling_beta is missing"),
         (
@@ -95,3 +113,32 @@ def test_granite_4_is_read_under_the_published_names(names: str) -> None:
 def test_what_would_be_another_model_is_refused(name: str, change: dict[str, Any], message: str) -> None:
     with pytest.raises(BadConfig, match=message):
         from_config(written(name, **change), name)
+
+
+def test_falcon_h1_without_its_factors() -> None:
+    config = to_config(preset("tiny-falcon-h1"), "float32")
+    factors = [name for name in config if "multiplier" in name]
+    assert len(factors) == 9
+    bare = from_config({name: value for name, value in config.items() if name not in factors}, "bare")
+    assert bare.side_by_side == SideBySide()
+    assert (bare.embedding_multiplier, bare.logits_scaling) == (1, 1)
+    wide = from_config(config | {"mamba_d_ssm": None, "mamba_expand": 2}, "wide")
+    assert wide.mamba == preset("tiny-falcon-h1").mamba
+
+
+def test_the_size_of_a_head_in_a_file_counts() -> None:
+    for name in ("tiny-cohere2", "tiny-olmo"):
+        config = to_config(preset(name), "float32")
+        assert from_config(config | {"head_dim": 64}, "wide").kv_channels == 64
+        assert from_config({**config, "head_dim": None}, "usual").kv_channels == 32
+
+
+def test_olmo_hybrid_takes_the_first_rotary_base_that_is_there() -> None:
+    """A base of null in rope_parameters, or beside them if they have none, means no rotation."""
+    config = to_config(preset("tiny-olmo-hybrid"), "float32")
+    bare = {name: value for name, value in config.items() if not name.startswith("rope_")}
+    parameters = {"rope_type": "default"}
+    assert from_config(bare | {"rope_parameters": parameters, "rope_theta": None}, "null").no_rope_freq == 1
+    assert from_config(bare | {"rope_parameters": parameters | {"rope_theta": None}}, "null").no_rope_freq == 1
+    assert from_config(bare | {"rope_parameters": parameters}, "missing").no_rope_freq is None
+    assert from_config(bare, "missing").rotary_base == 10000.0

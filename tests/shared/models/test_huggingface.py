@@ -292,9 +292,9 @@ def test_what_a_type_takes_for_granted(config: Any) -> None:
     [
         ("llama4_text", "attention in chunks"),
         ("jamba", "state-space layers of Mamba-1, whose decay differs by channel"),
-        ("falcon_h1", "Mamba-2 and attention side by side in every layer"),
-        ("minimax", "linear attention"),
-        ("deepseek_v4", "sparse attention"),
+        ("minimax", "lightning attention, whose decays are constants"),
+        ("deepseek_v4", r"hc_mult \(several residual streams\), compress_rates .*, and would need them in the layers"),
+        ("recurrent_gemma", "a recurrence that is neither gated delta nor Mamba-2"),
         ("gemma3n_text", "embeddings for every layer"),
         ("gemma4_text", r"norms of values, .*hidden_size_per_layer_input 256 .*, global_head_dim 512 .*, and would need them"),
         ("phimoe", "a router that chooses its two experts one after the other, in training at random"),
@@ -309,7 +309,9 @@ def test_a_model_that_cannot_be_computed_is_refused_with_what_it_would_need(kind
 def test_an_indexer_is_not_passed_over() -> None:
     """DeepSeek-V3.2's, under the name of DeepSeek-V3."""
     config = to_config(preset("tiny-deepseek-v3"), "float32") | {"index_topk": 2048}
-    with pytest.raises(BadConfig, match="run: the model has sparse attention"):
+    with pytest.raises(
+        BadConfig, match=r"run: index_topk is 2048 .sparse attention., which only deepseek_v32 and glm_moe_dsa have here"
+    ):
         from_config(config, "run")
 
 

@@ -4,6 +4,7 @@ import dataclasses
 
 import pytest
 
+from lt_shared.console import BadConfig
 from lt_shared.models import hybrid_pattern, megatron_arguments
 from lt_shared.models.hybrid_pattern import Pattern
 from lt_shared.models.presets import preset
@@ -45,3 +46,19 @@ def test_the_name_of_the_pattern_until_2025() -> None:
     arguments = hybrid_pattern.from_decoder(megatron_arguments.to_arguments(preset("tiny")), preset("tiny"))
     arguments["hybrid_override_pattern"] = arguments.pop("hybrid_layer_pattern")
     assert megatron_arguments.from_arguments(arguments, "run").num_layers == 4
+
+
+def test_layers_without_rotation_count_the_layers_of_hybrid_model() -> None:
+    """megatron-core asks `no_rope_freq` for the number of attention among all layers, MLPs included."""
+    architecture = dataclasses.replace(preset("tiny-smollm3"), name="run")
+    arguments = hybrid_pattern.from_decoder(megatron_arguments.to_arguments(architecture), architecture)
+    assert arguments["no_rope_freq"] == [0, 0, 0, 0, 0, 0, 1, 0]
+    assert megatron_arguments.from_arguments(arguments, "run") == architecture
+    # The layers 4 and 8 are MLPs; of 12 layers, 3 and 9 have attention.
+    assert megatron_arguments.from_arguments({**arguments, "no_rope_freq": 4}, "run").no_rope_freq is None
+    longer = {**arguments, "hybrid_layer_pattern": "*-" * 6, "num_layers": 12, "no_rope_freq": 3}
+    with pytest.raises(BadConfig, match=r"no_rope_freq is \[0, 1, 0, 0, 1, 0\]"):
+        megatron_arguments.from_arguments(longer, "run")
+    for frequency in ([0, 1], 3, -1, True, "4"):
+        with pytest.raises(BadConfig, match="and the layer pattern has 8 layers"):
+            megatron_arguments.from_arguments({**arguments, "no_rope_freq": frequency}, "run")

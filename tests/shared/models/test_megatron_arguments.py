@@ -29,6 +29,24 @@ def test_names_are_megatrons(name: str) -> None:
     assert {key: getattr(config, key) for key in same} == same
 
 
+@pytest.mark.parametrize(
+    ("former", "field", "model"),
+    [("norm_epsilon", "layernorm_epsilon", "qwen2-7b"), ("apply_layernorm_1p", "layernorm_zero_centered_gamma", "gemma-2b")],
+)
+def test_names_since_megatron_0_16(former: str, field: str, model: str) -> None:
+    """Megatron-LM 0.16 builds these options from TransformerConfig, and its namespace has the names of the fields."""
+    architecture = preset(model)
+    arguments = to_arguments(architecture)
+    value = arguments.pop(former)
+    assert value == getattr(TransformerConfig(num_layers=2, hidden_size=64, num_attention_heads=4, **{field: value}), field)
+    assert from_arguments(arguments, model) != architecture
+    assert from_arguments(arguments | {field: value}, model) == architecture
+    assert from_arguments(arguments | {field: value, former: value}, model) == architecture
+    other = not value if isinstance(value, bool) else 3 * value
+    with pytest.raises(BadConfig, match=f"{field} is {other!r}, and {former}, its former name, is {value!r}"):
+        from_arguments(arguments | {field: other, former: value}, model)
+
+
 def test_megatrons_defaults_are_read() -> None:
     arguments = to_arguments(LLAMA) | {
         "group_query_attention": False,

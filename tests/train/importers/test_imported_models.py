@@ -314,7 +314,7 @@ def test_earlier_names_and_those_of_megatron_deepspeed(words: tuple[str, ...], e
     ("program", "message"),
     [
         ("pretrain_bert.py", "the script starts pretrain_bert.py, and lt-train imports pretrain_gpt.py"),
-        ("pretrain_mamba.py", "the script starts pretrain_mamba.py"),
+        ("pretrain_t5.py", "the script starts pretrain_t5.py"),
         ("megatron_gpt_pretraining.py", "hint: import the YAML that its --config-name names"),
     ],
 )

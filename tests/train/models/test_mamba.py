@@ -1,4 +1,4 @@
-"""Mamba-2 layers and layers of one part: every layout has one rank's losses, and others are refused; costs and parameters."""
+"""Mamba-2 layers, layers of one part, and Mamba-2 beside attention: layouts, costs and parameters."""
 
 import dataclasses
 import json
@@ -27,7 +27,7 @@ TRAINING = ("--hidden-size", "64", *BRIEF, "--seq-length", "96")
 DOCUMENTS = ("--reset-attention-mask", "--reset-position-ids", "--eod-mask-loss")
 SPLIT = ("--tensor-model-parallel-size", "2", "--sequence-parallel")
 STAGES = ("--pipeline-model-parallel-size", "2")
-DENSE, EXPERTS = ("--model", TINY.name), ("--model", MIXTURE.name)
+DENSE, EXPERTS, SIDE = ("--model", TINY.name), ("--model", MIXTURE.name), ("--model", "tiny-falcon-h1")
 LAYOUTS = sampled(
     {
         "dense-tp2": (*DENSE, "--tensor-model-parallel-size", "2"),
@@ -43,19 +43,25 @@ LAYOUTS = sampled(
         "moe-sp2": (*EXPERTS, *SPLIT),
         "moe-ep2": (*EXPERTS, "--expert-model-parallel-size", "2", "--ranks", "2"),
         "documents-sp2": (*DENSE, *DOCUMENTS, *SPLIT),
+        "side-sp2": (*SIDE, *SPLIT),
+        "side-pp2": (*SIDE, *STAGES),
+        "side-fsdp2": (*SIDE, "--ranks", "2", "--use-torch-fsdp2"),
+        "side-resumed": (*SIDE, "--load", "stopped-side"),
     },
     "dense-tp2",
     "dense-pp2",
     "dense-resumed",
     "moe-ep2",
     "documents-sp2",
+    "side-sp2",
 )
-RESUMED = ("dense-resumed", "dense-hybrid")
+RESUMED = ("dense-resumed", "dense-hybrid", "side-resumed")
 STOPPED = {
     "stopped": (*DENSE, "--exit-interval", "1"),
+    "stopped-side": (*SIDE, "--exit-interval", "1"),
     "stopped-hybrid": (*DENSE, "--exit-interval", "1", "--ckpt-layout", "hybrid"),
 }
-ALONE = {"dense-alone": DENSE, "moe-alone": EXPERTS, "documents-alone": (*DENSE, *DOCUMENTS)}
+ALONE = {"dense-alone": DENSE, "moe-alone": EXPERTS, "side-alone": SIDE, "documents-alone": (*DENSE, *DOCUMENTS)}
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +79,8 @@ def test_every_layout_has_the_losses_of_one_rank(layout: str, outcomes: dict[str
 def test_a_resumed_run_has_the_same_bits(layout: str, outcomes: dict[str, Outcome]) -> None:
     """Also from a checkpoint with the layers of megatron-core's HybridModel."""
     assert outcomes[layout].error is None
-    assert outcomes["stopped"].losses | outcomes[layout].losses == outcomes["dense-alone"].losses
+    stopped, alone = ("stopped-side", "side-alone") if layout == "side-resumed" else ("stopped", "dense-alone")
+    assert outcomes[stopped].losses | outcomes[layout].losses == outcomes[alone].losses
 
 
 def mamba_of_tiny() -> Mamba:

@@ -159,6 +159,8 @@ def to_decoder(arguments: Mapping[str, Any], name: str) -> dict[str, Any]:
     kinds = {kind for kind, _ in pattern.blocks} - {MAMBA, NO_MIXER}
     if len(kinds) > 1:
         raise BadConfig(f"{name}: the layer pattern {text!r:.80} has attention of two kinds, and megatron-core takes one")
+    if result.get("no_rope_freq"):
+        result["no_rope_freq"] = blocks_without_rotation(result["no_rope_freq"], pattern, name)
     result |= {"num_layers": len(pattern.blocks), "multi_latent_attention": kinds == {LATENT_ATTENTION}}
     if has_single_parts:
         return result | _single_part_layers(pattern, text, name)
@@ -183,6 +185,17 @@ def _single_part_layers(pattern: Pattern, text: str, name: str) -> dict[str, Any
         raise BadConfig(f"{name}: the layer pattern {text!r:.80} has experts in some MLPs, and here all have them, or none")
     experts = {} if with_experts else {"num_experts": None}
     return {MAMBA_LAYERS: pattern.layers_with(MAMBA), MLP_LAYERS: mlps, "moe_layer_freq": 1, **experts}
+
+
+def blocks_without_rotation(frequency: Any, pattern: Pattern, name: str) -> list[int]:
+    """1 for each block that rotates nothing, from `no_rope_freq`, which counts the layers of HybridModel. Raises BadConfig."""
+    layers = [positions(block, pattern.has_single_parts)[0] for block in range(len(pattern.blocks))]
+    count = len(layers) if pattern.has_single_parts else 2 * len(layers)
+    if isinstance(frequency, list | tuple) and len(frequency) == count:
+        return [int(bool(frequency[layer])) for layer in layers]
+    if type(frequency) is not int or frequency < 1 or count % frequency:
+        raise BadConfig(f"{name}: no_rope_freq is {frequency!r:.80}, and the layer pattern has {count} layers")
+    return [int((layer + 1) % frequency == 0) for layer in layers]
 
 
 def _windows_of_blocks(frequency: Any, pattern: Pattern, name: str) -> list[int]:
@@ -210,6 +223,13 @@ def from_decoder(arguments: Mapping[str, Any], architecture: Architecture) -> di
     if architecture.no_rope_freq == 1:
         result["position_embedding_type"] = WITHOUT_POSITIONS
         del result["no_rope_freq"]
+    elif architecture.no_rope_freq:
+        unrotated = {
+            positions(layer, bool(architecture.mlp_layers))[0]
+            for layer in range(architecture.num_layers)
+            if not architecture.rotates(layer)
+        }
+        result["no_rope_freq"] = [int(layer in unrotated) for layer in range(len(pattern))]
     if architecture.window_attn_skip_freq:
         # MLPs have no window; their numbers count all the same.
         windows = [architecture.window(layer) is not None for layer in range(architecture.num_layers)]

@@ -1,5 +1,6 @@
 """LoRA adapters of PEFT, merged into the weights of a model in any format."""
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ import torch
 from averaged_models import Tensors, assert_same, values, write
 from click.testing import CliRunner
 from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
 
 import lt_convert
 from lt_convert.cli import merge_command
@@ -17,6 +19,7 @@ from lt_shared.console import BadData, UsageError
 from lt_shared.models.architecture import Architecture
 
 LLAMA = Architecture("merged", "llama", 3, 32, 88, 4, 2, 250, 64)
+GPT2 = Architecture("gpt", "gpt", 2, 32, 88, 4, 4, 250, 64)
 QUERY, UP, EMBEDDING = "model.layers.0.self_attn.q_proj", "model.layers.1.mlp.up_proj", "model.embed_tokens"
 RANK = 4
 
@@ -93,6 +96,40 @@ def test_an_embedding_and_a_module_that_is_saved_whole(base: Path, tmp_path: Pat
     merge(base, "--adapter", adapter, "--to", "hf", "-o", tmp_path / "again")
     expected = (embedding + 1) + ((other @ one).T * 2).to(dtype)
     torch.testing.assert_close(values(tmp_path / "again")[f"{EMBEDDING}.weight"], expected)
+
+
+@pytest.mark.parametrize("trained", [EMBEDDING, "lm_head"])
+def test_a_module_of_tied_embeddings_that_is_saved_whole_leaves_the_other_as_it_is(trained: str, tmp_path: Path) -> None:
+    model = write(tmp_path / "base", dataclasses.replace(LLAMA, tie_embeddings=True), 1)
+    embedding = values(model)[f"{EMBEDDING}.weight"]
+    expected = {f"{name}.weight": embedding for name in (EMBEDDING, "lm_head")} | {f"{trained}.weight": embedding + 1}
+    adapter = save(tmp_path / "lora", {f"{trained}.weight": embedding + 1})
+    merge(model, "--adapter", adapter, "--to", "hf", "-o", tmp_path / "merged")
+    assert not json.loads((tmp_path / "merged" / "config.json").read_text())["tie_word_embeddings"]
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "merged").state_dict()
+    assert_same({name: loaded[name] for name in expected}, expected)
+    adapter = save(tmp_path / "output", factors(write(tmp_path / "untied", LLAMA, 1), ["lm_head"]))
+    with pytest.raises(BadData, match="adapts the output layer, which is the embedding of"):
+        merge(model, "--adapter", adapter, "--to", "hf", "-o", tmp_path / "refused")
+
+
+@pytest.mark.parametrize("fan_in_fan_out", [True, False])
+@pytest.mark.parametrize(
+    ("architecture", "module"), [(LLAMA, QUERY), (GPT2, "transformer.h.0.attn.c_proj"), (GPT2, "lm_head")], ids=str
+)
+def test_the_kind_of_a_layer_decides_on_its_transposition(
+    architecture: Architecture, module: str, fan_in_fan_out: bool, tmp_path: Path
+) -> None:
+    """PEFT saves fan_in_fan_out of the layer that it adapted last. A square matrix fits both ways."""
+    model = write(tmp_path / "base", architecture, 1)
+    weight = values(model)[f"{module}.weight"]
+    inner, outer = torch.randn(RANK, weight.shape[1]), torch.randn(weight.shape[0], RANK)
+    is_conv1d = module.endswith("c_proj")
+    pair = (outer.T, inner.T) if is_conv1d else (inner, outer)
+    tensors = {f"{module}.lora_{letter}.weight": one.contiguous() for letter, one in zip("AB", pair, strict=True)}
+    adapter = save(tmp_path / "lora", tensors, fan_in_fan_out=fan_in_fan_out)
+    merge(model, "--adapter", adapter, "--to", "hf", "-o", tmp_path / "merged")
+    torch.testing.assert_close(values(tmp_path / "merged")[f"{module}.weight"], weight + outer @ inner * 2)
 
 
 def test_the_file_that_peft_wrote_until_2023(base: Path, tmp_path: Path) -> None:

@@ -42,6 +42,7 @@ MODELS = {
         EXPERTS, num_query_groups=4, kv_channels=0, norm_epsilon=1e-6, moe_router_pre_softmax=True,
         latent_attention=LatentAttention(24, 16, 16, 8, 12),
     ),
+    "a layer without rotation": dataclasses.replace(LLAMA, no_rope_freq=2),
     "learned positions": dataclasses.replace(LLAMA, family="gpt", num_query_groups=4, rotary_base=10000.0),
 }  # fmt: skip
 # Layouts of two ranks: in the second, a pipeline's first stage has two of three blocks.

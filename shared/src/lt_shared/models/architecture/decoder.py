@@ -17,6 +17,7 @@ from lt_shared.models.architecture.latent_attention import LatentAttention
 from lt_shared.models.architecture.mamba import Mamba
 from lt_shared.models.architecture.mixers import MIXERS
 from lt_shared.models.architecture.short_convolution import ShortConvolution
+from lt_shared.models.architecture.side_by_side import SideBySide
 from lt_shared.models.architecture.sizes import NEWER, Sizes
 from lt_shared.models.architecture.sparse_attention import SparseAttention
 from lt_shared.models.rope_scaling import RopeScaling
@@ -93,6 +94,7 @@ class Architecture(Sizes):
             raise BadConfig(f"architecture has unknown fields: {', '.join(unknown)}", "it was written by a newer version")
         kinds: dict[str, Any] = {"latent_attention": LatentAttention, "gated_delta": GatedDelta}
         kinds |= {"short_convolution": ShortConvolution, "mamba": Mamba, "sparse_attention": SparseAttention}
+        kinds["side_by_side"] = SideBySide
         scaling = record.get("rope_scaling")
         try:
             parts = {

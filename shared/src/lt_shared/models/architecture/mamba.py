@@ -18,7 +18,8 @@ class Mamba:
 
     Every head has a state of `mamba_state_dim` x `mamba_head_dim` numbers. The heads of a group share the inputs B and the
     outputs C of their states, and are normalized together. A causal convolution of `taps` taps, with a bias if
-    `convolution_bias`, mixes the tokens of values, B and C. A time step is at least `least_step`. Sizes have Megatron's names if
+    `convolution_bias`, mixes the tokens of values, B and C. Without `has_norm`, the output is gated and not normalized. A time
+    step is at least `least_step`. Sizes have Megatron's names if
     it has one. Raises as `Architecture`.
     """
 
@@ -29,14 +30,16 @@ class Mamba:
     mamba_num_groups: int = 8
     taps: int = 4
     convolution_bias: bool = True
+    has_norm: bool = True
     least_step: float = 0.0
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "layers", mixer_layers.as_tuple(self.layers, _KIND))
         check_counts(self, *SIZES, "taps")
         check_numbers(self, "least_step", zero=True)
-        if type(self.convolution_bias) is not bool:
-            raise TypeError(f"convolution_bias is {self.convolution_bias!r:.40}, must be true or false")
+        for field in ("convolution_bias", "has_norm"):
+            if type(getattr(self, field)) is not bool:
+                raise TypeError(f"{field} is {getattr(self, field)!r:.40}, must be true or false")
         if self.mamba_num_heads % self.mamba_num_groups:
             raise BadConfig(f"{self.mamba_num_heads} {_KIND} heads do not split into {self.mamba_num_groups} groups")
 
@@ -78,7 +81,8 @@ def check(model: Any, mamba: Mamba | None) -> None:
         return
     if set(mamba.layers) & set(model.mlp_layers):
         raise BadConfig(f"{_KIND} in the layers {list(mamba.layers)!r:.80}, and an MLP alone in {list(model.mlp_layers)!r:.80}")
-    mixer_layers.check_in_model(mamba.layers, _KIND, model.num_layers)
+    if not model.side_by_side:
+        mixer_layers.check_in_model(mamba.layers, _KIND, model.num_layers)
     excluded = ("add_bias_linear", "parallel_layers", "sliding_window", "gated_delta", "short_convolution", "latent_attention")
     both = [field for field in excluded if getattr(model, field)]
     if both or model.norm_placement != "pre" or model.mtp_num_layers or model.normalization != "RMSNorm":

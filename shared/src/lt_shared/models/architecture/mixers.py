@@ -9,6 +9,7 @@ from lt_shared.models.architecture.sizes import (
     KIMI_DELTA,
     LATENT_ATTENTION,
     MAMBA,
+    MAMBA_AND_ATTENTION,
     NO_MIXER,
     SHORT_CONVOLUTION,
     SPARSE_ATTENTION,
@@ -175,7 +176,8 @@ def _mamba_vectors(model: Sizes) -> int:
     """A_log, D and a bias of the time step per head, the output's norm, and the bias of the convolution."""
     mamba = model.mamba
     assert mamba is not None
-    return 3 * mamba.mamba_num_heads + mamba.inner_size + (mamba.convolved_size if mamba.convolution_bias else 0)
+    norm = mamba.inner_size if mamba.has_norm else 0
+    return 3 * mamba.mamba_num_heads + norm + (mamba.convolved_size if mamba.convolution_bias else 0)
 
 
 def _mamba_divided(model: Sizes) -> dict[str, int]:
@@ -235,6 +237,14 @@ MIXERS = {
         _mamba_divided,
         _none_shared,
         has_scores=False,
+        splits_samples=False,
+        products=_mamba_products,
+    ),
+    MAMBA_AND_ATTENTION: Mixer(
+        lambda model: _mamba_weights(model) + _attention_weights(model),
+        lambda model: _mamba_vectors(model) + _attention_vectors(model),
+        lambda model: _mamba_divided(model) | _attention_divided(model),
+        _attention_shared,
         splits_samples=False,
         products=_mamba_products,
     ),

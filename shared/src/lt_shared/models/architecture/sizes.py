@@ -9,11 +9,12 @@ from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from lt_shared.console import BadConfig
-from lt_shared.models.architecture import experts, mamba, mixer_layers, short_convolution, sparse_attention
+from lt_shared.models.architecture import experts, mamba, mixer_layers, short_convolution, side_by_side, sparse_attention
 from lt_shared.models.architecture.gated_delta import GatedDelta, check_gates
 from lt_shared.models.architecture.latent_attention import LatentAttention
 from lt_shared.models.architecture.mamba import Mamba
 from lt_shared.models.architecture.short_convolution import ShortConvolution
+from lt_shared.models.architecture.side_by_side import SideBySide
 from lt_shared.models.architecture.sparse_attention import SparseAttention
 from lt_shared.models.rope_scaling import AnyScaling, LongRopeScaling, YarnScaling, check_counts, check_numbers
 
@@ -34,7 +35,7 @@ QkNorm = Literal["head", "all_heads"]
 # Kinds of mixers (`lt_shared.models.architecture.mixers`).
 ATTENTION, LATENT_ATTENTION, SPARSE_ATTENTION = "attention", "latent_attention", "sparse_attention"
 GATED_DELTA, KIMI_DELTA = "gated_delta", "kimi_delta"
-SHORT_CONVOLUTION, MAMBA = "short_convolution", "mamba"
+SHORT_CONVOLUTION, MAMBA, MAMBA_AND_ATTENTION = "short_convolution", "mamba", "mamba_and_attention"
 # Of a layer that is an MLP alone.
 NO_MIXER = "no_mixer"
 
@@ -50,8 +51,8 @@ class Sizes:
     logit that takes part in the softmax and is then dropped. With `attention_output_gate`, every channel of attention's output is
     multiplied by the sigmoid of a projection. The layers of `gated_delta` and `mamba` have a recurrent state in place of
     attention, and the layers of `short_convolution` a convolution of a few tokens. With `mlp_layers`, each layer has one part:
-    these layers are an MLP alone, and all others a mixer alone (Nemotron-H). With `sparse_attention`, an indexer
-    chooses the tokens that each query of latent attention sees.
+    these layers are an MLP alone, and all others a mixer alone (Nemotron-H). With `side_by_side`, all layers have Mamba-2 and
+    attention. With `sparse_attention`, an indexer chooses the tokens that each query of latent attention sees.
     `qk_layernorm_after_rope` normalizes queries and keys behind the rotation (Hunyuan). With `query_temperature_beta` b, a query
     at position p is multiplied by 1 + b log(1 + floor(p / the original positions of YaRN)) (Ministral 3).
     `add_bias_linear` gives biases to the router and to all linear layers, QKV included; `add_qkv_bias` is then False.
@@ -144,6 +145,7 @@ class Sizes:
     mamba: Mamba | None = None
     mlp_layers: tuple[int, ...] = ()
     sparse_attention: SparseAttention | None = None
+    side_by_side: SideBySide | None = None
 
     def __post_init__(self) -> None:
         sizes = ("num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "num_query_groups", "vocab_size")
@@ -212,6 +214,7 @@ class Sizes:
         short_convolution.check(self, self.short_convolution)
         mixer_layers.check_single_parts(self.mlp_layers, self)
         mamba.check(self, self.mamba)
+        side_by_side.check(self, self.side_by_side, self.mamba)
         sparse_attention.check(self, self.sparse_attention)
         latent = self.latent_attention
         if latent is None:
@@ -308,6 +311,8 @@ class Sizes:
         attention = latent if self.latent_attention else ATTENTION
         delta_kind = KIMI_DELTA if self.gated_delta and self.gated_delta.decays_channels else GATED_DELTA
         parts = {delta_kind: self.gated_delta, SHORT_CONVOLUTION: self.short_convolution, MAMBA: self.mamba}
+        if self.side_by_side:
+            return {MAMBA_AND_ATTENTION: range(self.num_layers)}
         others = {kind: part.layers for kind, part in parts.items() if part is not None}
         others |= {NO_MIXER: self.mlp_layers} if self.mlp_layers else {}
         if not others:
@@ -332,6 +337,11 @@ class Sizes:
     def layer_kinds(self) -> dict[tuple[str, bool], int]:
         """Return one layer per kind."""
         return {self.layer_kind(layer): layer for layer in range(self.num_layers)}
+
+    @property
+    def has_stacked_layers(self) -> bool:
+        """Whether torch_dist has one tensor for all layers, as for equal layers of attention. Mamba-2 is never stacked."""
+        return len(self.layer_kinds) == 1 and self.mamba is None
 
     def window(self, layer: int) -> int | None:
         """Return the number of keys that a query of this layer sees, its own included; None for all keys."""

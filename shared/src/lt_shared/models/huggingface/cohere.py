@@ -32,8 +32,6 @@ def _read(config: dict[str, Any], name: str, kind: str, rotary_base: float, **fa
         kind,
         absent=_ABSENT,
         rotary_base=rotary_base,
-        # transformers ignores a head_dim in the file.
-        kv_channels=0,
         normalization="LayerNorm",
         layernorm_parameters="weight",
         parallel_layers=True,

@@ -42,7 +42,7 @@ def _read(config: dict[str, Any], name: str) -> Architecture:
         config,
         name,
         _NAME,
-        absent={"use_bias": False},
+        absent={"use_bias": False, "moe_norm_min": 1e-12},
         rotary_base=500000.0,
         num_experts=config["moe_num_experts"],
         moe_router_topk=config["moe_k"],

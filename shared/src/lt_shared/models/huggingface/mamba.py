@@ -1,4 +1,4 @@
-"""The settings of Mamba-2 layers in Granite 4 and Bamba: their sizes, under names that begin with `mamba_`."""
+"""The settings of Mamba-2 layers in Granite 4, Bamba and Falcon-H1: their sizes, under names that begin with `mamba_`."""
 
 import math
 from collections.abc import Sequence
@@ -41,30 +41,43 @@ def written(architecture: Architecture) -> dict[str, Any]:
     mamba = architecture.mamba
     if mamba is None or architecture.mlp_layers or mamba.inner_size % architecture.hidden_size:
         raise BadConfig(f"{architecture.name}: no Mamba-2 beside an MLP, with a multiple of the hidden size as its width")
+    if not mamba.has_norm or architecture.side_by_side:
+        raise BadConfig(f"{architecture.name}: Mamba-2 beside attention, or without a norm")
+    return sizes_written(mamba) | {"mamba_expand": mamba.inner_size // architecture.hidden_size}
+
+
+def sizes_written(mamba: Mamba) -> dict[str, Any]:
+    """The settings of a mixer without its width."""
     limit = {"time_step_limit": [mamba.least_step, _INFINITY]} if mamba.least_step else {}
     return {field: getattr(mamba, size) for field, size in _SIZES.items()} | {
         "mamba_d_head": mamba.mamba_head_dim,
-        "mamba_expand": mamba.inner_size // architecture.hidden_size,
         "mamba_proj_bias": False,
         **limit,
     }
 
 
-def read(config: dict[str, Any], name: str, kind: str, types: Sequence[str]) -> Mamba:
-    """Read the layers that `types` lists. Raises BadConfig for another type of layer, or for another number of layers."""
+def read(config: dict[str, Any], name: str, kind: str, types: Sequence[str], width: int | None = None) -> Mamba:
+    """Read the layers that `types` lists. `width` replaces the width that `mamba_expand` states.
+
+    Raises BadConfig for another type of layer, or for another number of layers.
+    """
     config_fields.check_values(config, {"mamba_proj_bias": False}, name, kind)
     if len(types) != config["num_hidden_layers"]:
         raise BadConfig(f"{name}: {len(types)} types of layers, and num_hidden_layers is {config['num_hidden_layers']}")
     for layer, value in enumerate(types):
         if value not in (LINEAR, FULL):
             raise BadConfig(f"{name}: layer {layer} is {value!r:.40}, known here are {LINEAR} and {FULL}")
-    heads, head, width = config["mamba_n_heads"], config["mamba_d_head"], config["mamba_expand"] * config["hidden_size"]
+    heads, head = config["mamba_n_heads"], config["mamba_d_head"]
+    source = "mamba_expand" if width is None else "mamba_d_ssm"
+    width = config["mamba_expand"] * config["hidden_size"] if width is None else width
     head = width // heads if head == "auto" else head
     if heads * head != width:
-        raise BadConfig(f"{name}: {heads} Mamba heads of {head} channels, and mamba_expand makes a width of {width}")
+        raise BadConfig(f"{name}: {heads} Mamba heads of {head} channels, and {source} makes a width of {width}")
     layers = tuple(layer for layer, value in enumerate(types) if value == LINEAR)
     sizes = {size: config[field] for field, size in _SIZES.items()}
-    return Mamba(layers, mamba_head_dim=head, least_step=_least_step(config.get("time_step_limit"), name), **sizes)
+    has_norm = bool(config.get("mamba_rms_norm", True))
+    least_step = _least_step(config.get("time_step_limit"), name)
+    return Mamba(layers, mamba_head_dim=head, has_norm=has_norm, least_step=least_step, **sizes)
 
 
 def _least_step(limit: Any, name: str) -> float:

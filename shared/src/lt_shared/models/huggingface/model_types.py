@@ -20,6 +20,7 @@ from lt_shared.models.huggingface.deepseek import DEEPSEEK_V2, DEEPSEEK_V3, GLM4
 from lt_shared.models.huggingface.dots1 import DOTS1
 from lt_shared.models.huggingface.ernie4_5_moe import ERNIE4_5_MOE
 from lt_shared.models.huggingface.exaone4 import EXAONE4
+from lt_shared.models.huggingface.falcon_h1 import FALCON_H1
 from lt_shared.models.huggingface.gemma import GEMMA, GEMMA2, GEMMA3, GEMMA3_TEXT
 from lt_shared.models.huggingface.glm4_moe import GLM4_MOE
 from lt_shared.models.huggingface.gpt2 import GPT2
@@ -106,6 +107,7 @@ _ALL = (
     LFM2_MOE,
     NEMOTRON_H,
     BAMBA,
+    FALCON_H1,
     GPT2,
 )
 _TYPES = {kind.name: kind for kind in _ALL}

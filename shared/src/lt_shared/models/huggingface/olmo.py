@@ -91,8 +91,6 @@ def _read_olmo(config: dict[str, Any], name: str) -> Architecture:
         name,
         "olmo",
         absent=_ABSENT,
-        # transformers ignores a head_dim in the file.
-        kv_channels=0,
         normalization="LayerNorm",
         layernorm_parameters="none",
         clip_qkv=config.get("clip_qkv"),

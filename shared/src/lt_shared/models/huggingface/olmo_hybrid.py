@@ -42,8 +42,8 @@ def _read(config: dict[str, Any], name: str) -> Architecture:
         doubles_strength=config.get("linear_allow_neg_eigval", True),
         output_norm_epsilon=None if config["rms_norm_eps"] == _EPSILON else _EPSILON,
     )
-    # A base that is null, and not one that is missing, means no rotation.
-    rotates = (config.get("rope_parameters") or config).get("rope_theta", _ROTARY_BASE) is not None
+    # A base that is null, and not one that is missing, means no rotation; one in rope_parameters counts first.
+    rotates = {"rope_theta": _ROTARY_BASE, **config, **(config.get("rope_parameters") or {})}["rope_theta"] is not None
     return config_fields.read(
         config if rotates else {key: value for key, value in config.items() if not key.startswith("rope_")},
         name,

@@ -100,6 +100,10 @@ def scaling_of(rope: dict[str, Any], config: dict[str, Any], name: str) -> AnySc
         return None
     if kind not in SCALINGS:
         raise BadConfig(f"{name}: rope scaling type {kind!r}, known here are {', '.join(SCALINGS)}")
+    if rope.get("mscale_all_dim") and kind != "yarn":
+        raise BadConfig(
+            f"{name}: mscale_all_dim beside {kind} scaling, which scales DeepSeek's scores, and only yarn's is known here"
+        )
     if kind == "llama3":
         required = [field.name for field in dataclasses.fields(RopeScaling) if field.name != "rope_type"]
         _check_complete(rope, required, name)

@@ -69,7 +69,7 @@ def _prediction_layers(config: dict[str, Any], name: str) -> int:
 
 def read_groups(config: dict[str, Any], score_topk: int) -> dict[str, int | None]:
     """The fields of an architecture whose groups are scored by their best `score_topk` experts; none where all are chosen."""
-    groups, chosen = config.get("n_group") or 1, config.get("topk_group") or 1
+    groups, chosen = (1 if config.get(field) is None else config[field] for field in ("n_group", "topk_group"))
     if groups == chosen:
         return {"moe_router_num_groups": None, "moe_router_group_topk": None}
     return {"moe_router_num_groups": groups, "moe_router_group_topk": chosen, "moe_router_group_score_topk": score_topk}

@@ -9,16 +9,27 @@ from typing import Any
 from lt_shared.console import BadConfig
 
 _STATE_SPACE = "state-space layers of Mamba-1, whose decay differs by channel, and would need a scan other than Mamba-2's"
-_SIDE_BY_SIDE = (
-    "Mamba-2 and attention side by side in every layer, with multipliers of both and of the MLP, and would need such a layer"
-)
 _MAMBA_ALONE = "Mamba-2 layers alone, and models here have attention or MLPs, too"
 _SHARED_BLOCKS = "a block of attention that several Mamba layers share, and would need shared weights in the layers"
-_LINEAR_ATTENTION = (
-    "linear attention (a gated delta rule), and would need a scan of its own that also runs on a CPU: the known ones are GPU "
-    "packages, flash-linear-attention and causal_conv1d"
+_STREAMS = "hc_mult (several residual streams)"
+_CLAMPED = "swiglu_limit (limits of gates and of up projections)"
+_V4 = (
+    f"{_STREAMS}, compress_rates (attention over compressed keys), hash_moe in mlp_layer_types (experts by token id), o_groups "
+    f"(output projections in groups), a router of square roots of softplus and {_CLAMPED}, and would need them in the layers"
 )
-_SPARSE_ATTENTION = "sparse attention, and would need the indexer that chooses the keys of every query, with its own loss"
+_GLM5_NEXT = (
+    f"{_STREAMS}, linear_lower_bound (decays of gated delta with a least value) and {_CLAMPED}, and would need them in the layers"
+)
+_HY_V4 = f"{_STREAMS}, learnable_sink_init (sinks beside latent attention) and {_CLAMPED}, and would need them in the layers"
+_QWEN4 = (
+    "hc_count (several residual streams), ngram_size (embeddings of token sequences) and indexer_n_heads (an indexer of grouped "
+    "attention), and would need them in the layers"
+)
+_BAILING = "kda_lower_bound (decays of gated delta with a least value), and would need it in Kimi Delta Attention"
+_LIGHTNING = (
+    "lightning attention, whose decays are constants, and factors of every layer's input, and would need both in the layers"
+)
+_RECURRENT = "a recurrence that is neither gated delta nor Mamba-2, and would need a scan of its own"
 _CHUNKED = (
     "attention in chunks and a temperature that grows with the position, and would need both in the attention kernels: "
     "megatron-core has neither"
@@ -26,7 +37,7 @@ _CHUNKED = (
 _PER_LAYER_EMBEDDINGS = "embeddings for every layer and keys that layers share, and would need both in megatron-core's block"
 _SPARSE_MIXER = (
     "a router that chooses its two experts one after the other, in training at random among those near the best, with a gradient "
-    "of its own (SparseMixer), and would need both: trained with another router, its experts would get other tokens"
+    "of its own (SparseMixer, router_jitter_noise), and would need both: by another router, its experts would get other tokens"
 )
 # Of Gemma 4: the settings of what every model has and of what some have, with transformers' values for settings left out.
 _GEMMA4 = "norms of values, a factor on every layer's output"
@@ -43,14 +54,15 @@ _BLOCK_SPARSE = "block-sparse attention and a clamped GEGLU, and would need kern
 _REASONS: Mapping[str, tuple[str, ...]] = {
     _CHUNKED: ("llama4", "llama4_text"),
     _STATE_SPACE: ("falcon_mamba", "jamba", "mamba"),
-    _SIDE_BY_SIDE: ("falcon_h1",),
     _MAMBA_ALONE: ("mamba2",),
     _SHARED_BLOCKS: ("zamba", "zamba2"),
-    _LINEAR_ATTENTION: (
-        *("qwen4_exp", "qwen4_exp_text"),
-        *("minimax", "bailing_hybrid", "rwkv", "xlstm", "recurrent_gemma"),
-    ),
-    _SPARSE_ATTENTION: ("deepseek_v4", "glm5_next"),
+    _V4: ("deepseek_v4",),
+    _GLM5_NEXT: ("glm5_next",),
+    _HY_V4: ("hy_v4",),
+    _QWEN4: ("qwen4_exp", "qwen4_exp_text"),
+    _BAILING: ("bailing_hybrid",),
+    _LIGHTNING: ("minimax",),
+    _RECURRENT: ("rwkv", "xlstm", "recurrent_gemma"),
     _PER_LAYER_EMBEDDINGS: ("gemma3n", "gemma3n_text"),
     _SPARSE_MIXER: ("phimoe",),
     _BLOCK_SPARSE: ("phi3small",),
@@ -62,14 +74,17 @@ _REASON_OF = {kind: reason for reason, kinds in _REASONS.items() for kind in kin
 
 
 def refuse(config: Mapping[str, Any], name: str) -> None:
-    """Raises BadConfig for a model type of the table, or with DeepSeek-V3.2's indexer."""
+    """Raises BadConfig for a model type of the table, and for an indexer of another type."""
     kind = config.get("model_type")
     if kind in ("gemma4", "gemma4_text"):
         raise BadConfig(f"{name}: {kind} models have {_gemma4_features(config)}, and would need them in the layers", HINT)
     if isinstance(kind, str) and kind in _REASON_OF:
         raise BadConfig(f"{name}: {kind} models have {_REASON_OF[kind]}", HINT)
     if config.get("index_topk") and kind not in INDEXED:
-        raise BadConfig(f"{name}: the model has {_SPARSE_ATTENTION}", HINT)
+        types = " and ".join(INDEXED)
+        raise BadConfig(
+            f"{name}: index_topk is {config['index_topk']!r:.40} (sparse attention), which only {types} have here", HINT
+        )
 
 
 def _gemma4_features(config: Mapping[str, Any]) -> str:

@@ -49,11 +49,13 @@ _FEATURES = {
 # Fields that are read from several arguments, or from an argument with another form.
 _OF_OTHER_FORM = (
     *("moe_ffn_hidden_size", "moe_first_dense_layers", "latent_attention", "gated_delta", "short_convolution"),
-    *("mamba", "mlp_layers", "sparse_attention"),
+    *("mamba", "mlp_layers", "side_by_side", "sparse_attention"),
     *("attention_sinks", "add_bias_linear", "activation", "no_rope_freq", "gated_linear_unit", "normalization"),
 )
 # All others of the newer fields.
 _WITHOUT_ARGUMENT = tuple(name for name in NEWER if name not in _FEATURES and name not in _OF_OTHER_FORM)
+# Since 0.16 Megatron-LM's namespace has the names of TransformerConfig's fields for these arguments.
+_RENAMED = {"layernorm_epsilon": "norm_epsilon", "layernorm_zero_centered_gamma": "apply_layernorm_1p"}
 _DEFAULTS = {field.name: field.default for field in dataclasses.fields(Architecture)}
 _CLAMPED_SWIGLU = {"quick_geglu": True, "glu_linear_offset": 1.0, "activation_func_clamp_value": CLAMPED_SWIGLU_LIMIT}
 
@@ -163,6 +165,7 @@ def from_arguments(arguments: Mapping[str, Any], name: str) -> Architecture:
     """
     arguments = hybrid_pattern.to_decoder(arguments, name)
     known_fields.check(arguments, name)
+    arguments = _under_former_names(arguments, name)
     try:
         llama = rope.is_rotary(arguments, name)
         latent = _latent_attention(arguments)
@@ -207,6 +210,18 @@ def from_arguments(arguments: Mapping[str, Any], name: str) -> Architecture:
         raise BadConfig(f"{name}: the Megatron arguments have no {error}") from None
     except (TypeError, ValueError) as error:
         raise BadConfig(f"{name}: the Megatron arguments are malformed: {error}") from None
+
+
+def _under_former_names(arguments: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """Give renamed arguments the names from before 0.16. Raises BadConfig if both names have values, and different ones."""
+    result = dict(arguments)
+    for field, former in _RENAMED.items():
+        value, former_value = arguments.get(field), arguments.get(former)
+        if value is not None and former_value is not None and value != former_value:
+            raise BadConfig(f"{name}: {field} is {value!r}, and {former}, its former name, is {former_value!r}")
+        if value is not None:
+            result[former] = value
+    return result
 
 
 def _multipliers(arguments: Mapping[str, Any], heads: int, is_latent: bool) -> dict[str, Any]:

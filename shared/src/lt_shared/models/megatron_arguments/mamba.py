@@ -4,18 +4,20 @@ megatron-core's sizes have defaults, which every checkpoint stores, and only a l
 list of our own says it (`hybrid_pattern` turns one into the other).
 """
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
 from lt_shared.console import BadConfig
-from lt_shared.models.architecture import Architecture, Mamba
+from lt_shared.models.architecture import Architecture, Mamba, SideBySide
 from lt_shared.models.architecture.mamba import SIZES
 from lt_shared.models.hybrid_pattern import MAMBA_LAYERS, MLP_LAYERS
 
 # Fields that megatron-core has no argument for, with the only values that it computes.
-_WITHOUT_ARGUMENT = {"taps": 4, "convolution_bias": True, "least_step": 0.0}
+_WITHOUT_ARGUMENT = {"taps": 4, "convolution_bias": True, "least_step": 0.0, "has_norm": True}
 _PREFIX = "lt_mamba_"
 _EPSILON = 1e-5
+_SIDE_BY_SIDE = "lt_side_by_side"
 
 
 def to_arguments(architecture: Architecture) -> dict[str, Any]:
@@ -25,7 +27,8 @@ def to_arguments(architecture: Architecture) -> dict[str, Any]:
     sizes = {name: getattr(mamba, name) for name in SIZES}
     other = {_PREFIX + name: getattr(mamba, name) for name, usual in _WITHOUT_ARGUMENT.items() if getattr(mamba, name) != usual}
     mlps = {MLP_LAYERS: list(architecture.mlp_layers)} if architecture.mlp_layers else {}
-    return {MAMBA_LAYERS: list(mamba.layers), **mlps, **sizes, **other}
+    factors = {_SIDE_BY_SIDE: dataclasses.asdict(architecture.side_by_side)} if architecture.side_by_side else {}
+    return {MAMBA_LAYERS: list(mamba.layers), **mlps, **sizes, **other, **factors}
 
 
 def from_arguments(arguments: Mapping[str, Any], name: str) -> dict[str, Any]:
@@ -39,7 +42,9 @@ def from_arguments(arguments: Mapping[str, Any], name: str) -> dict[str, Any]:
     # megatron-core's number of heads makes the layer twice as wide as the residual stream.
     heads = arguments.get("mamba_num_heads") or 2 * arguments["hidden_size"] // sizes["mamba_head_dim"]
     other = {field: arguments[_PREFIX + field] for field in _WITHOUT_ARGUMENT if _PREFIX + field in arguments}
-    return {"mamba": Mamba(tuple(layers), mamba_num_heads=heads, **sizes, **other), "mlp_layers": tuple(mlps)}
+    fields = {"mamba": Mamba(tuple(layers), mamba_num_heads=heads, **sizes, **other), "mlp_layers": tuple(mlps)}
+    factors = arguments.get(_SIDE_BY_SIDE)
+    return fields | ({} if factors is None else {"side_by_side": SideBySide(**factors)})
 
 
 def absent_in_megatron(architecture: Architecture) -> list[str]:
@@ -51,4 +56,5 @@ def absent_in_megatron(architecture: Architecture) -> list[str]:
     fields[f"an epsilon of {architecture.norm_epsilon} in the norm of the output: it has {_EPSILON}"] = (
         architecture.norm_epsilon != _EPSILON
     )
-    return [f"of its Mamba layers, {field}" for field, differs in fields.items() if differs]
+    absent = [f"of its Mamba layers, {field}" for field, differs in fields.items() if differs]
+    return [*absent, "its layers of Mamba-2 and attention side by side"] if architecture.side_by_side else absent

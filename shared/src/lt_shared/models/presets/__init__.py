@@ -15,6 +15,7 @@ from lt_shared.models.presets.cohere import COHERE
 from lt_shared.models.presets.deepseek import DEEPSEEK
 from lt_shared.models.presets.dense import DENSE
 from lt_shared.models.presets.dots1 import DOTS1
+from lt_shared.models.presets.falcon_h1 import FALCON_H1
 from lt_shared.models.presets.gemma import GEMMA
 from lt_shared.models.presets.glm4_moe import GLM4_MOE
 from lt_shared.models.presets.gpt_oss import GPT_OSS
@@ -58,6 +59,7 @@ _ALL = (
     *LFM2,
     *NEMOTRON_H,
     *BAMBA,
+    *FALCON_H1,
 )
 PRESETS = {architecture.name: architecture for architecture in _ALL}
 

@@ -26,7 +26,8 @@ from lt_shared.contracts import checkpoint_layout
 from lt_shared.contracts.manifest import Checkpoint, absolute
 from lt_shared.files import storage
 
-SHOWN_FILES = 12
+# A warning names every file of a directory that people made; of a wrong one, with thousands, the first.
+SHOWN_FILES = 200
 
 
 @dataclasses.dataclass(frozen=True)

@@ -6,10 +6,18 @@ from collections.abc import Sequence
 
 from lt_convert import formats
 from lt_convert.containers.dcp import METADATA
-from lt_convert.formats import FORMATS, MEGATRON_DIST, MEGATRON_FSDP, MEGATRON_HYBRID, OLMO_CORE, TORCHTITAN, olmo_core
+from lt_convert.formats import (
+    FORMATS,
+    MEGATRON_DIST,
+    MEGATRON_FSDP,
+    MEGATRON_HYBRID,
+    OLMO_CORE,
+    TORCHTITAN,
+    olmo_core,
+    unread_formats,
+)
 from lt_convert.formats.checkpoint import Source
 from lt_convert.formats.directories import STEPS, listing, normalized
-from lt_convert.formats.huggingface import stored_weights
 from lt_convert.formats.megatron import fsdp, torch_dist, train_state
 from lt_convert.tensors.source_files import INCOMPLETE, Files
 from lt_shared.console import BadData, NoInput, warn
@@ -18,46 +26,8 @@ from lt_shared.contracts.manifest import Checkpoint, Dataset
 from lt_shared.files import ownership, storage
 
 _DEEPSPEED = re.compile(
-    r"global_step\d+|(\w+_)?zero_pp_rank_\d+_mp_rank_\d+_\w+\.pt|layer_\d+-model_\d+-model_states\.pt|mp_rank_\d+_model_states\.pt"
+    r"global_step\d+(_universal)?|(\w+_)?zero_pp_rank_\d+_mp_rank_\d+_\w+\.pt|layer_\d+-model_\d+-model_states\.pt|mp_rank_\d+_model_states\.pt"
 )
-# Formats that are not read: a pattern of their file names, their description, and how to make a readable checkpoint.
-_FROM_TORCH = "write safetensors with transformers: AutoModelForCausalLM.from_pretrained(DIR, dtype='auto').save_pretrained(NEW)"
-_UNREAD_FORMATS: Sequence[tuple[str, str, str]] = (
-    (r"adapter_config\.json|adapter_model\.(safetensors|bin)", "a LoRA adapter without its model",
-     "merge it into its base: lt-convert merge BASE --adapter DIR --to hf -o NEW"),
-    (r"consolidated(\.\d+\.pth|(-\d+-of-\d+)?\.safetensors(\.index\.json)?)", "weights of Meta or Mistral without params.json",
-     "put the params.json of the same repository beside it"),
-    (r".*\.gguf", "a GGUF file of llama.cpp, which is not read",
-     "AutoModelForCausalLM.from_pretrained(DIR, gguf_file=FILE).save_pretrained(NEW) dequantizes it; better use the original"),
-    (r".*\.onnx(_data)?", "an ONNX graph, which is not read", "use the model that it was exported from"),
-    (r"flax_model.*\.msgpack(\.index\.json)?", "Flax weights, which are not read",
-     "AutoModelForCausalLM.from_pretrained(DIR, from_flax=True).save_pretrained(NEW), with transformers 4"),
-    (r"tf_model.*\.h5(\.index\.json)?|model\.ckpt.*", "TensorFlow weights, which are not read",
-     "AutoModelForCausalLM.from_pretrained(DIR, from_tf=True).save_pretrained(NEW), with transformers 4"),
-    (r"pytorch_model_fsdp_\d+", "weights in shards of Accelerate's FSDP (SHARDED_STATE_DICT), which are not read",
-     "join them: accelerate merge-weights DIR/pytorch_model_fsdp_0 NEW, and put the model's config.json into NEW"),
-    (r"lit_model\.pth", "a checkpoint of LitGPT, which is not read", "litgpt convert_from_litgpt DIR NEW"),
-    (r"checkpoint_metadata\.json", "a checkpoint of nanotron, which is not read",
-     "convert it first: examples/llama/convert_nanotron_to_hf.py of nanotron"),
-    (r".*\.nemo|model_weights\.ckpt|model_config\.yaml", "a checkpoint of NeMo 1, which is not read",
-     "convert it first: convert_nemo1_to_nemo2.py of NeMo"),
-    (r".*\.(npz|mlx)|weights(\.\d+)?\.safetensors", "MLX weights, which are not read", "use the original model"),
-    (r"(model|optimizer|train_state)_\d+\.pt", "files of torch_checkpointing without metadata.pkl", INCOMPLETE),
-    (r".*\.(mlmodel|mlpackage|tflite|keras|rkllm)|openvino_model\.(xml|bin)", "a model for devices, which is not read",
-     "use the model that it was exported from"),
-    (r".*\.ckpt", "a checkpoint of PyTorch Lightning, which is not read",
-     "load it in the program that wrote it, and save_pretrained the model"),
-    (r".*\.(pt|pth|bin|tar)", "PyTorch files (pickles), which are not read", _FROM_TORCH),
-    (r".*\.ot", "weights of rust-bert, which are not read", "use the original model"),
-    (r".*\.pdparams", "weights of PaddlePaddle, which are not read", "export them to PyTorch with PaddleNLP"),
-    (r".*(GPTQ|AWQ|gptq|awq).*\.safetensors", "weights quantized by GPTQ or AWQ, which are not read",
-     "use the model that was quantized"),
-    (r".*\.safetensors", "safetensors under a name that transformers does not load",
-     "if they are the whole model, name the file model.safetensors, with its config.json beside it"),
-    (r".*\.engine", "an engine of TensorRT, which is not read", "use the model that it was built from"),
-    (r".*_CHECKPOINT_METADATA|ocdbt\..*|_METADATA", "a checkpoint of Orbax (JAX), which is not read",
-     "export it to Hugging Face with the program that wrote it"),
-)  # fmt: skip
 
 
 def open_source(argument: str, files: Files) -> Source:
@@ -76,7 +46,7 @@ def locate(argument: str, files: Files) -> tuple[str, str]:
     if path.endswith(".nemo") and not os.path.isdir(path):
         raise BadData(f"{path}: an archive of NeMo 1, which is not read", "convert it first: convert_nemo1_to_nemo2.py of NeMo")
     if not storage.is_remote(path) and os.path.isfile(path):
-        raise _error_for_unread_format(os.path.dirname(path), [os.path.basename(path)]) or NoInput(f"{path}: not a directory")
+        raise unread_formats.error(os.path.dirname(path), [os.path.basename(path)]) or NoInput(f"{path}: not a directory")
     names = listing(path)
     if not storage.is_remote(path):
         ownership.check_link(requested.removeprefix("file://"))
@@ -107,10 +77,14 @@ def locate(argument: str, files: Files) -> tuple[str, str]:
     if recognised is None and any(name.endswith(".distcp") for name in names):
         raise BadData(f"{path}/.metadata: missing", "the checkpoint is incomplete: use another one or copy it again")
     if recognised is None:
-        raise _error_for_unread_format(path, names) or NoInput(
-            f"{path}: no checkpoint of a supported format",
-            "expected config.json with safetensors, .metadata with .distcp files, mp_rank_* directories, or "
-            f"{checkpoint_layout.TRACKER}",
+        raise (
+            unread_formats.error(path, names)
+            or unread_formats.error_below(path)
+            or NoInput(
+                f"{path}: no checkpoint of a supported format",
+                "expected config.json with safetensors, .metadata with .distcp files, mp_rank_* directories, or "
+                f"{checkpoint_layout.TRACKER}",
+            )
         )
     return path, recognised
 
@@ -180,18 +154,3 @@ def _newest_step(path: str, steps: list[tuple[int, str]]) -> str:
                 warn(f"{path}: {newer}: not complete: the newest complete one is {name}")
             return f"{path}/{name}"
     raise BadData(f"{path}: none of its {len(steps)} checkpoints is complete", INCOMPLETE)
-
-
-def _error_for_unread_format(path: str, names: Sequence[str]) -> BadData | None:
-    """An error that names the first kind of known, unread files among `names` in the directory `path`; None for none."""
-    variants = stored_weights.variants(names)
-    if len(variants) > 1:
-        return BadData(f"{path}: several variants of the model: {', '.join(variants)}", "keep the files of one of them")
-    weights = stored_weights.weight_files(names)
-    if weights:
-        return BadData(f"{path}/config.json: missing beside {weights[0]}", "put the config.json of the model there")
-    for pattern, kind, remedy in _UNREAD_FORMATS:
-        examples = sorted(file_name for file_name in names if re.fullmatch(pattern, file_name))
-        if examples:
-            return BadData(f"{path}/{examples[0]}: {kind}", remedy)
-    return None

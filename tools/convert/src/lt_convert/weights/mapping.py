@@ -285,7 +285,7 @@ def is_trained(name: str) -> bool:
 
 def has_stacked_layers(table: str, architecture: Architecture) -> bool:
     """Whether torch_dist stacks a weight's layers under one key: as GPTModel does where all layers are alike."""
-    return table != MEGATRON_HYBRID and len(architecture.layer_kinds) == 1
+    return table != MEGATRON_HYBRID and architecture.has_stacked_layers
 
 
 def _alternatives(entries: Mapping[str, Entry], tensors: Mapping[str, Tensor]) -> dict[tuple[RowMapping, ...], list[str]]:

@@ -7,6 +7,7 @@ changed since it was opened would be read half old and half new.
 
 import abc
 import bisect
+import contextlib
 import dataclasses
 import os
 import threading
@@ -32,6 +33,12 @@ _TAIL_BYTES = 1 << 16
 
 def _changed(path: str) -> BadData:
     return BadData(f"{path}: changed while it was read", "start again when nothing writes to it any more")
+
+
+def _close(descriptor: int) -> None:
+    # A network filesystem may report an error of the disk here; of a file that was only read, nothing is lost.
+    with contextlib.suppress(OSError):
+        os.close(descriptor)
 
 
 class RangeFile(abc.ABC):
@@ -70,7 +77,7 @@ class LocalFile(RangeFile):
     def __init__(self, path: str):
         with storage.open_read(path) as file:
             self._descriptor = os.dup(file.fileno())
-        weakref.finalize(self, os.close, self._descriptor)
+        weakref.finalize(self, _close, self._descriptor)
         status = os.fstat(self._descriptor)
         super().__init__(path, status.st_size)
         self._modified_ns = status.st_mtime_ns

@@ -84,8 +84,9 @@ def _not_triton(run: Run) -> Obstacles:
 
 
 def has_swiglu(model: Architecture) -> bool:
-    """Return whether the MLP has a SiLU gate and no biases, as the kernels require."""
-    return model.is_gated and model.activation == "silu" and not model.add_bias_linear
+    """Return whether the MLP has a SiLU gate, and neither biases nor factors, as the kernels require."""
+    has_factors = model.side_by_side is not None and (model.side_by_side.mlp_gates, model.side_by_side.mlp_output) != (1, 1)
+    return model.is_gated and model.activation == "silu" and not model.add_bias_linear and not has_factors
 
 
 def gemm_epilogue_obstacles(run: Run, capability: Capability) -> Obstacles:

@@ -17,7 +17,7 @@ from lt_train.importers.shell.unknown import needs_shell, variables_in
 OTHER_PROGRAM = re.compile(r"(^|/)\w*(pretrain|finetune|train)\w*\.py$")
 OF_NEMO = "import the YAML that its --config-name names, with --set KEY=VALUE for what the command line overrides"
 # A start of pretrain_gpt.py outside of comments.
-STARTED = re.compile(r"^[^#\n]*pretrain_(gpt|hybrid)\w*\.py", re.MULTILINE)
+STARTED = re.compile(r"^[^#\n]*pretrain_(gpt|hybrid|mamba)\w*\.py", re.MULTILINE)
 COMMAND_LINE = "pass it: lt-train import -- torchrun ... pretrain_gpt.py ..."
 WHOLE = re.compile(r"\$\{?\w+\}?|\$\(.*\)|`.*`", re.DOTALL)
 # Sourced files that set up Python or the machine and contain no training options.

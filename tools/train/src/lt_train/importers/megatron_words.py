@@ -15,7 +15,7 @@ from lt_train.importers.upstream.rows import options as upstream_options
 # A program name after a launcher's option ends the launcher's options, so the option is a switch.
 PROGRAM = re.compile(r"(.*/)?(python[\d.]*|torchrun|(ba)?sh|env|srun|mpirun|numactl|nsys|deepspeed|accelerate)")
 WITH_SUBSTITUTIONS = re.compile(r"(?:\$\([^)]*\)+|[^\s$]|\$)+")
-PROGRAM_OF_GPT = re.compile(r"(^|/)pretrain_(gpt|llama|hybrid)\w*\.py$")
+PROGRAM_OF_GPT = re.compile(r"(^|/)pretrain_(gpt|llama|hybrid|mamba)\w*\.py$")
 
 
 def is_script(word: str) -> bool:

@@ -39,7 +39,7 @@ OF_THE_USER = {
     TRIALS: "trials",
 }
 # The driver's default is below HOME. Only a directory that the user chose is checked.
-IF_CHOSEN = {"CUDA_CACHE_PATH": "cuda"}
+IF_CHOSEN = {"CUDA_CACHE_PATH": "cuda-driver"}
 FLASH_ATTENTION_KEEPS_CODE = "FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED"
 
 

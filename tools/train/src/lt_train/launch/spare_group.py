@@ -13,8 +13,11 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
+from lt_shared.console import warn
+from lt_train.launch import copy_exchange
 from lt_train.launch.kept_copies import newest_common
 from lt_train.launch.node_group import Leader, listen
+from lt_train.launch.rank_processes import Ranks
 
 Place = list[Any]
 """Host and port of a launcher's copies."""
@@ -45,6 +48,11 @@ class Group:
     def successors(self) -> list[int]:
         """The members in the order of their turn to lead when the leader is lost: first those that have ranks."""
         return sorted(self.hosts, key=lambda node: (node not in self.nodes, node))
+
+    def without_successor(self) -> Self:
+        """Return the group without the member whose turn it was to lead, because that member is lost, too."""
+        remaining = self.successors[1:]
+        return dataclasses.replace(self, hosts={node: self.hosts[node] for node in remaining})
 
 
 class SpareLeader(Leader):
@@ -136,3 +144,22 @@ def extras(
 
 def _steps(inventories: Mapping[int, Inventory], node: int, rank: int) -> list[int]:
     return inventories[node].steps.get(rank, []) if node in inventories else []
+
+
+def take_copies(ranks: Ranks, begin: dict[str, Any], secret: bytes) -> bool:
+    """Drop other copies than those to restore, fetch the copies that this node lacks, and send later copies to the next node.
+
+    Return False if a copy cannot be fetched, because its launcher is lost. Then this node keeps no copies: with them, the next
+    attempt would ask for the same copy.
+    """
+    step = begin["stored"]
+    ranks.copies.retain(step)
+    try:
+        for rank, (host, port) in begin["fetch"].items():
+            copy_exchange.fetch(ranks.copies, secret, host, port, int(rank), step)
+    except OSError as error:
+        warn(f"a copy in memory could not be fetched: {error}")
+        ranks.copies.retain(0)
+        return False
+    ranks.send_copies_to(begin["next"], secret)
+    return True

@@ -13,9 +13,9 @@ from collections import deque
 from collections.abc import Collection
 from typing import Any
 
-from lt_shared.console import ExitCode, Terminated, ToolError, Unavailable, note, warn
+from lt_shared.console import ExitCode, IoFailure, Terminated, ToolError, Unavailable, note, warn
 from lt_train.checkpoint import resume, starting_point
-from lt_train.launch import copy_exchange, group_attempt, run_secret, spare_group
+from lt_train.launch import group_attempt, run_secret, spare_group
 from lt_train.launch.copy_exchange import CopyServer
 from lt_train.launch.elastic_run import Nodes, OwnRun
 from lt_train.launch.group_attempt import POLL_SECONDS, NodesLost, OthersFailed, Stopped
@@ -107,6 +107,8 @@ def run(nodes: SpareNodes, ranks: Ranks) -> int:
             try:
                 return role.run(ranks)
             except LeaderLost as lost:
+                if not lost.group.restarts:
+                    raise IoFailure("the node that leads is lost, and no restart is left", "raise --max-restarts") from None
                 ranks.hold()
                 leader = lost.group.successors[0]
                 if node.node_rank == leader:
@@ -241,8 +243,10 @@ class LeadingSpareRun:
         code: int = ExitCode.OK
         try:
             local_node = self._spare_nodes.rank_node(self._number, positions, port, address)
-            take_copies(ranks, extras[self._number], self._exchange.secret)
-            code = self._code_of_all(ranks, group, config.to_json(), local_node, stored)
+            if spare_group.take_copies(ranks, extras[self._number], self._exchange.secret):
+                code = self._code_of_all(ranks, group, config.to_json(), local_node, stored)
+            else:
+                code = ExitCode.IO
             return code
         except OthersFailed as failed:
             code = failed.code
@@ -291,19 +295,29 @@ class FollowingSpareRun:
         """Run attempts until the leader ends the run. Return the exit code of the run. Raises LeaderLost."""
         node, faults = self._nodes.node, self._nodes.config.faults
         address, seconds = node.master_address, max(faults.timeout_seconds, faults.wait_for_nodes_seconds)
+        # Who leads next if the new leader is lost before it has told its group.
+        next_group = None
         if self._lost_group:
             address, seconds = self._lost_group.hosts[self._lost_group.successors[0]], self._spare_nodes.leader_seconds
+            next_group = self._lost_group.without_successor()
         endpoints, settings = [(address, node.master_port)], self._nodes.settings
-        with Member(endpoints.copy, node.node_rank, settings, seconds, lambda: ranks.signalled) as group:
+        try:
+            member = Member(endpoints.copy, node.node_rank, settings, seconds, lambda: ranks.signalled)
+        except Unavailable:
+            if next_group is None:
+                raise
+            raise LeaderLost(next_group) from None
+        with member as group:
             if node.node_rank >= self._spare_nodes.active and self._lost_group is None:
                 note(f"node {node.node_rank} is a spare: it waits for the loss of another node")
                 ranks.stand_by(self._nodes.config.to_json(), self._spare_nodes.ranks_per_node)
             try:
                 return self._follow(ranks, group)
             except Unavailable:
-                if self._group is None:
+                lost_group = self._group or next_group
+                if lost_group is None:
                     raise
-                raise LeaderLost(self._group) from None
+                raise LeaderLost(lost_group) from None
 
     def _follow(self, ranks: Ranks, group: Member) -> int:
         """Obey the leader. Return the exit code of the run. Raises Unavailable if the leader is lost."""
@@ -362,27 +376,12 @@ class FollowingSpareRun:
                     raise Stopped
 
         try:
-            take_copies(ranks, begin, self._exchange.secret)
+            if not spare_group.take_copies(ranks, begin, self._exchange.secret):
+                return ExitCode.IO
             return ranks.run(config.to_json(), config.parallelism.world_size, True, local_node, watch, begin["stored"])
         except Stopped:
             ranks.stop()
             return None
-        except OSError as error:
-            warn(f"a copy in memory could not be fetched: {error}")
-            ranks.copies.retain(0)
-            return ExitCode.IO
         except RankKilled as error:
             warn(str(error))
             return error.exit_code
-
-
-def take_copies(ranks: Ranks, begin: dict[str, Any], secret: bytes) -> None:
-    """Drop other copies than those to restore, fetch the copies that this node lacks, and send later copies to the next node.
-
-    Raises OSError if a launcher with a copy is lost.
-    """
-    step = begin["stored"]
-    ranks.copies.retain(step)
-    for rank, (host, port) in begin["fetch"].items():
-        copy_exchange.fetch(ranks.copies, secret, host, port, int(rank), step)
-    ranks.send_copies_to(begin["next"], secret)

@@ -24,7 +24,7 @@ from megatron.core.transformer.utils import sharded_state_dict_default
 from megatron.core.utils import make_viewless_tensor
 from torch import Tensor
 
-from lt_shared.models.architecture.sizes import ATTENTION, GATED_DELTA, MAMBA, SHORT_CONVOLUTION
+from lt_shared.models.architecture.sizes import ATTENTION, GATED_DELTA, MAMBA, MAMBA_AND_ATTENTION, SHORT_CONVOLUTION
 from lt_train.models import recomputation
 from lt_train.models.linear import Outputs
 
@@ -33,9 +33,13 @@ NORMS_OF_MIXERS = {
     ATTENTION: ("input_layernorm.", "self_attention.linear_qkv.layer_norm_"),
     **dict.fromkeys((GATED_DELTA, SHORT_CONVOLUTION), ("input_layernorm.", "self_attention.in_proj.layer_norm_")),
     MAMBA: ("input_layernorm.", "mixer.in_proj.layer_norm_"),
+    MAMBA_AND_ATTENTION: ("input_layernorm.", "input_layernorm."),
 }
 # megatron-core's HybridModel has another name for the mixer of a Mamba layer.
-OTHER_NAMES = {MAMBA: ("self_attention.", "mixer.")}
+OTHER_NAMES = {
+    MAMBA: (("self_attention.", "mixer."),),
+    MAMBA_AND_ATTENTION: (("self_attention.mamba.", "mixer."), ("self_attention.attention.", "self_attention.")),
+}
 NORM_OF_MLP = ("pre_mlp_layernorm.", "mlp.linear_fc1.layer_norm_")
 
 

@@ -37,10 +37,19 @@ from lt_train.models.mixers.gated_delta import GatedDeltaNet
 from lt_train.models.mixers.kimi_delta import KimiDeltaAttention
 from lt_train.models.mixers.latent_attention import LatentAttention
 from lt_train.models.mixers.mamba import MambaMixer
+from lt_train.models.mixers.mamba_and_attention import MambaAndAttention
 from lt_train.models.mixers.short_convolution import GatedConvolution
 from lt_train.models.mixers.sparse_attention import LatentSparseAttention
 from lt_train.models.mlps.grouped_experts import GroupedExperts
-from lt_train.models.mlps.mlp import MLP, Activation, GatedGemmMLP, GatedSharedExperts, swiglu_kernel, torch_activation
+from lt_train.models.mlps.mlp import (
+    MLP,
+    Activation,
+    GatedGemmMLP,
+    GatedSharedExperts,
+    scaled_swiglu,
+    swiglu_kernel,
+    torch_activation,
+)
 from lt_train.models.mlps.moe import DispatchingMoE, ExchangingMoE, LocalMoE, MoE
 from lt_train.models.mlps.router import Router
 from lt_train.models.mlps.sequential_experts import sequential_experts
@@ -93,7 +102,7 @@ class Pattern:
             self._block(number, adds=self.passes_tensors or (number == numbers[-1] and not stage.is_last)) for number in numbers
         ]
         last = self._last_norm() if stage.is_last else None
-        return Blocks(self.config, blocks, last, stage.is_first, has_one_kind=len(self.architecture.layer_kinds) == 1)
+        return Blocks(self.config, blocks, last, stage.is_first, has_one_kind=self.architecture.has_stacked_layers)
 
     def prediction_block(self, number: int, linears: Linears) -> Block:
         """Build block `number` for a prediction layer. Numbers continue after the model's last block.
@@ -139,8 +148,8 @@ class Pattern:
         mixer, has_experts = self.architecture.layer_kind(number - 1)
         if mixer not in (*NORMS_OF_MIXERS, sizes.NO_MIXER):
             return {}
-        tables = (NORMS_OF_MIXERS, OTHER_NAMES)
-        return dict([table[mixer] for table in tables if mixer in table] + ([] if has_experts else [NORM_OF_MLP]))
+        entries = [*([NORMS_OF_MIXERS[mixer]] if mixer in NORMS_OF_MIXERS else []), *OTHER_NAMES.get(mixer, ())]
+        return dict(entries + ([] if has_experts else [NORM_OF_MLP]))
 
     def _mixer(self, number: int) -> Any:
         match self.architecture.mixer(number - 1):
@@ -162,6 +171,11 @@ class Pattern:
             case sizes.MAMBA:
                 assert self.architecture.mamba is not None
                 return MambaMixer(self.config, self.architecture.mamba, self.linears)
+            case sizes.MAMBA_AND_ATTENTION:
+                assert self.architecture.mamba is not None and self.architecture.side_by_side is not None
+                factors = self.architecture.side_by_side
+                mamba = MambaMixer(self.config, self.architecture.mamba, self.linears, factors)
+                return MambaAndAttention(self.config, mamba, self._attention(number), factors)
             case sizes.NO_MIXER:
                 return IdentityOp()
             case kind:
@@ -173,6 +187,8 @@ class Pattern:
         # The scale of the scores contains the factor of YaRN, which layers without the model's angles do not have.
         is_unscaled = angles is not None or not rotates
         scale = self.architecture.softmax_scale if is_unscaled else rope.score_scale(self.architecture)
+        if self.architecture.side_by_side:
+            scale = (scale or self.architecture.kv_channels**-0.5) * self.architecture.side_by_side.attention_keys
         core, by_kernel = self._core_attention(number, scale), self.kernels.rope == TRITON
         return Attention(self.config, self.architecture, self.linears, core, angles, rotates, by_kernel)
 
@@ -197,6 +213,9 @@ class Pattern:
     def _activation(self) -> Activation | None:
         if self.architecture.activation == "xielu":
             return XIELU(self.config)
+        factors = self.architecture.side_by_side
+        if factors is not None and (factors.mlp_gates, factors.mlp_output) != (1, 1):
+            return scaled_swiglu(factors.mlp_gates, factors.mlp_output)
         if self.kernels.fp8_cast == TRITON and self.kernels.recomputes_swiglu:
             return None
         return swiglu_kernel if self.kernels.swiglu == TRITON else torch_activation(self.config)

@@ -14,6 +14,7 @@ from lt_shared.models.architecture.sizes import (
     KIMI_DELTA,
     LATENT_ATTENTION,
     MAMBA,
+    MAMBA_AND_ATTENTION,
     NO_MIXER,
     SHORT_CONVOLUTION,
     SPARSE_ATTENTION,
@@ -218,7 +219,8 @@ def _mamba_vectors(model: Architecture) -> int:
     """All vectors, because the ranks divide every one."""
     mamba = model.mamba
     assert mamba is not None
-    return 3 * mamba.mamba_num_heads + mamba.inner_size + (mamba.convolved_size if mamba.convolution_bias else 0)
+    norm = mamba.inner_size if mamba.has_norm else 0
+    return 3 * mamba.mamba_num_heads + norm + (mamba.convolved_size if mamba.convolution_bias else 0)
 
 
 def _mamba_kept(model: Architecture, setting: Setting) -> int:
@@ -252,5 +254,12 @@ COSTS = {
         _zero, _zero, _short_convolution_kept, _short_convolution_operands, _short_convolution_recomputed
     ),
     MAMBA: MixerCosts(_zero, _mamba_vectors, _mamba_kept, _mamba_operands, _mamba_matrices),
+    MAMBA_AND_ATTENTION: MixerCosts(
+        _zero,
+        lambda model: _mamba_vectors(model) + _attention_vectors(model),
+        lambda model, setting: _mamba_kept(model, setting) + _attention_activations(model, setting),
+        lambda model: _mamba_operands(model) + _attention_operands(model),
+        _mamba_matrices,
+    ),
     NO_MIXER: MixerCosts(_zero, _zero, lambda model, setting: 0, _zero),
 }

@@ -128,7 +128,8 @@ def _planned(
     if FORMATS[request.to].warns_of_arguments:
         megatron_args.warn_of_absent(newest.source.model.architecture, newest.source.directory)
     if request.adapters:
-        opened = [adapters.read(path, files) for path in request.adapters]
+        has_conv1d = parts[0].source.model.architecture.family == "gpt"
+        opened = [adapters.read(path, files, has_conv1d) for path in request.adapters]
         return method_plan.plan_adapted(parts[0], opened, request.conversion())
     if request.recipe is None:
         return plan.plan(parts, request.conversion())

@@ -25,8 +25,9 @@ from lt_convert.tensors.merged import MergedPayload, MergedTensor
 from lt_convert.tensors.output_files import OutputFile, Payload
 from lt_convert.tensors.vocabulary_rows import AlignedTensor
 from lt_convert.weights import families
-from lt_convert.weights.mapping import PADDING, is_balancing_bias
-from lt_shared.console import UsageError
+from lt_convert.weights.mapping import PADDING, Model, is_balancing_bias
+from lt_convert.weights.weight_ops import OUTPUT_WEIGHT
+from lt_shared.console import UsageError, note
 
 _LAYER = re.compile(r"\.(\d+)\.")
 
@@ -84,6 +85,7 @@ def plan_by(
 
 def plan_adapted(part: Part, adapters: Sequence[Adapter], request: Request) -> MergePlan:
     """Plan the model of `part` with `adapters` merged into its weights. Raises BadData for an adapter that does not fit."""
+    part = _untied(part, adapters)
     tensors = {name: tensor for name, tensor in part.source.tensors.items() if not name.startswith(PADDING)}
     for adapter in adapters:
         adapter.check(tensors, part.source.directory)
@@ -96,6 +98,22 @@ def plan_adapted(part: Part, adapters: Sequence[Adapter], request: Request) -> M
         adapted = AdaptedTensor(name, Linear(()), (tensor.cast(dtype),), dtype, dtype, updates=updates)
         merged[adapted.file] = adapted
     return _planned("sum", part, [part], merged, request)
+
+
+def _untied(part: Part, adapters: Sequence[Adapter]) -> Part:
+    """Give the model an output layer of its own if an adapter has trained a tied embedding or output layer whole.
+
+    PEFT trains a copy of the one module: the other keeps the weights of the base.
+    """
+    source, architecture = part.source, part.source.model.architecture
+    embedding = families.family_of(architecture).embedding
+    trained = {name for adapter in adapters for name in adapter.trained}
+    if not architecture.tie_embeddings or not trained & {embedding, OUTPUT_WEIGHT}:
+        return part
+    note(f"{source.directory}: the result has an output layer apart from its embedding: the adapter has trained one of them")
+    model = Model(dataclasses.replace(architecture, tie_embeddings=False), source.model.padded_vocab_size)
+    tensors = {**source.tensors, OUTPUT_WEIGHT: source.tensors[embedding].named(OUTPUT_WEIGHT)}
+    return dataclasses.replace(part, source=dataclasses.replace(source, model=model, tensors=tensors, aliases=()))
 
 
 def _planned(

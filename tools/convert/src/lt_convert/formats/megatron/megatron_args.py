@@ -20,6 +20,8 @@ def architecture(arguments: Mapping[str, Any], origin: str, name: str, all_descr
     if fields.get("vocab_size") is None and fields.get("padded_vocab_size"):
         warn(f"{origin}: the vocabulary size is not stored; all {fields['padded_vocab_size']} rows are kept, padding included")
         fields["vocab_size"] = fields["padded_vocab_size"]
+    elif _has_token_behind_vocabulary(fields):
+        fields["vocab_size"] += 1
     try:
         result = dataclasses.replace(megatron_arguments.from_arguments(fields, origin), name=name)
         for remark in megatron_arguments.remarks(fields, all_describe_model):
@@ -29,6 +31,16 @@ def architecture(arguments: Mapping[str, Any], origin: str, name: str, all_descr
         raise BadData(str(error), error.hint) from None
     except TypeError as error:
         raise BadData(f"{origin}: malformed Megatron arguments: {error}") from None
+
+
+def _has_token_behind_vocabulary(fields: Mapping[str, Any]) -> bool:
+    """Return whether Megatron-LM's NullTokenizer added an end of document to `vocab_size`, as it did up to 0.17.
+
+    Since 0.18 the namespace has the id of that token, and `vocab_size` counts it.
+    """
+    size, padded_size = fields.get("vocab_size"), fields.get("padded_vocab_size")
+    is_null = fields.get("tokenizer_type") == "NullTokenizer" and "null_tokenizer_eod_id" not in fields
+    return is_null and isinstance(size, int) and (not isinstance(padded_size, int) or padded_size > size)
 
 
 def check_computable(architecture: Architecture, origin: str) -> None:

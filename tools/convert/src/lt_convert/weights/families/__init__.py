@@ -8,6 +8,7 @@ from lt_convert.weights.families.cohere import COHERE
 from lt_convert.weights.families.deepseek import DEEPSEEK
 from lt_convert.weights.families.ernie4_5_moe import ERNIE4_5_MOE
 from lt_convert.weights.families.exaone4 import EXAONE4
+from lt_convert.weights.families.falcon_h1 import FALCON_H1
 from lt_convert.weights.families.gemma import GEMMA, GEMMA2, GEMMA3
 from lt_convert.weights.families.glm4_moe import GLM4_MOE
 from lt_convert.weights.families.gpt2 import GPT2
@@ -101,6 +102,7 @@ FAMILIES = {
     "lfm2_moe": LFM2_MOE,
     "nemotron_h": NEMOTRON_H,
     "bamba": BAMBA,
+    "falcon_h1": FALCON_H1,
 }
 
 

@@ -12,16 +12,21 @@ _FINAL_NORM, _MLP_NORM = "model.final_layernorm.weight", f"{LAYER}pre_ff_layerno
 _GATE, _UP, _DOWN = (f"{LAYER}feed_forward.{name}_proj.weight" for name in ("gate", "up", "down"))
 
 
-def _shapes(architecture: Architecture) -> Mapping[str, Shape]:
+def decoder(architecture: Architecture, mixers: Mapping[str, Shape]) -> dict[str, Shape]:
+    """The tensors of a model whose layers have the tensors `mixers` and an MLP."""
     hidden, ffn = architecture.hidden_size, architecture.ffn_hidden_size
     mlp: dict[str, Shape] = {_GATE: (ffn, hidden), _UP: (ffn, hidden), _DOWN: (hidden, ffn), _MLP_NORM: (hidden,)}
-    decoder = llama.decoder(architecture, mamba.hybrid_shapes(architecture) | mlp)
-    return {_FINAL_NORM if name == llama.FINAL_NORM else name: shape for name, shape in decoder.items()}
+    shapes = llama.decoder(architecture, {**mixers, **mlp})
+    return {_FINAL_NORM if name == llama.FINAL_NORM else name: shape for name, shape in shapes.items()}
 
 
-_TABLE: Table = {
+def _shapes(architecture: Architecture) -> Mapping[str, Shape]:
+    return decoder(architecture, mamba.hybrid_shapes(architecture))
+
+
+# All but the mixers.
+COMMON_TABLE: Table = {
     "embedding.word_embeddings.weight": PaddedRows(llama.EMBEDDING),
-    **mamba.HYBRID_TABLE,
     f"{MEGATRON_LAYER}mlp.linear_fc1.layer_norm_weight": Rows(_MLP_NORM),
     f"{MEGATRON_LAYER}mlp.linear_fc1.weight": Rows(_GATE, _UP),
     f"{MEGATRON_LAYER}mlp.linear_fc2.weight": Rows(_DOWN),
@@ -31,7 +36,7 @@ _TABLE: Table = {
 BAMBA = Family(
     name="bamba",
     shapes=_shapes,
-    tables={MEGATRON: _TABLE},
+    tables={MEGATRON: {**mamba.HYBRID_TABLE, **COMMON_TABLE}},
     extra_state_modules=(
         *mamba.HYBRID_EXTRA_STATE_MODULES,
         *(f"{MEGATRON_LAYER}mlp.linear_fc{number}" for number in (1, 2)),

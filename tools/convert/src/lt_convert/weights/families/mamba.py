@@ -60,24 +60,24 @@ def shapes(architecture: Architecture, layer: str) -> dict[str, Shape]:
         f"{layer}conv1d.weight": (mamba.convolved_size, 1, mamba.taps),
         **bias,
         f"{layer}in_proj.weight": (mamba.projected_size, architecture.hidden_size),
-        f"{layer}norm.weight": (mamba.inner_size,),
+        **({f"{layer}norm.weight": (mamba.inner_size,)} if mamba.has_norm else {}),
         f"{layer}out_proj.weight": (architecture.hidden_size, mamba.inner_size),
     }
 
 
 def table(layer: str, norm: str) -> Table:
     """Megatron's rows for a mixer with the canonical prefix `layer`, and for the norm before the mixer."""
+    return {f"{MEGATRON_MIXER}in_proj.layer_norm_weight": Rows(norm), **mixer_table(layer, MEGATRON_MIXER)}
+
+
+def mixer_table(layer: str, mixer: str) -> Table:
+    """Megatron's rows for a mixer with the canonical prefix `layer`, under names that begin with `mixer`."""
     convolutions = [f"conv1d.{kind}" for kind in ("weight", "bias")]
     return {
-        f"{MEGATRON_MIXER}in_proj.layer_norm_weight": Rows(norm),
-        **{f"{MEGATRON_MIXER}{name}": Rows(f"{layer}{name}") for name in ("A_log", "D", "dt_bias", "norm.weight")},
-        **{f"{MEGATRON_MIXER}in_proj.weight.{part}": Part(f"{layer}in_proj.weight", _PROJECTED, part) for part in _PROJECTED},
-        **{
-            f"{MEGATRON_MIXER}{name}.{part}": Part(f"{layer}{name}", _CONVOLVED, part)
-            for name in convolutions
-            for part in _CONVOLVED
-        },
-        f"{MEGATRON_MIXER}out_proj.weight": Rows(f"{layer}out_proj.weight"),
+        **{f"{mixer}{name}": Rows(f"{layer}{name}") for name in ("A_log", "D", "dt_bias", "norm.weight")},
+        **{f"{mixer}in_proj.weight.{part}": Part(f"{layer}in_proj.weight", _PROJECTED, part) for part in _PROJECTED},
+        **{f"{mixer}{name}.{part}": Part(f"{layer}{name}", _CONVOLVED, part) for name in convolutions for part in _CONVOLVED},
+        f"{mixer}out_proj.weight": Rows(f"{layer}out_proj.weight"),
     }
 
 

@@ -1,6 +1,7 @@
-"""Translate the layer pattern of Megatron-LM's pretrain_hybrid.py.
+"""Translate the layer pattern of Megatron-LM's pretrain_hybrid.py, which was pretrain_mamba.py until 2026.
 
-A pattern of attention and MLP in turns is an ordinary transformer. Numbers of layers count attention and MLP separately there.
+A pattern of attention and MLP in turns is an ordinary transformer, and numbers of layers count attention and MLP separately
+there. With Mamba-2, every layer of the pattern is a layer of lt-train.
 """
 
 from collections.abc import Sequence
@@ -8,14 +9,17 @@ from typing import Any
 
 from lt_shared.console import BadConfig, BadData
 from lt_shared.models import hybrid_pattern
-from lt_shared.models.architecture.sizes import LATENT_ATTENTION
+from lt_shared.models.architecture.sizes import LATENT_ATTENTION, MAMBA, NO_MIXER
 from lt_shared.models.hybrid_pattern import Pattern
 from lt_train.config.settings.checkpointing import HYBRID
+from lt_train.config.settings.model import experts
+from lt_train.config.settings.model.mamba import PATTERN
 from lt_train.config.settings.pipeline_layout import LAYOUT_NAME, layout_text
 from lt_train.importers.effects import Effect
 from lt_train.importers.ledger import Ledger
 
 PROGRAM = "pretrain_hybrid.py"
+PROGRAMS = (PROGRAM, "pretrain_mamba.py")
 OF_PATTERN = "--hybrid-layer-pattern says it"
 UNSCALED = "HybridModel has no scaling of RoPE, and ignores it"
 # Options that count layers of HybridModel: twice the layers of lt-train.
@@ -23,11 +27,11 @@ COUNTS = ("decoder_first_pipeline_num_layers", "decoder_last_pipeline_num_layers
 
 
 def is_hybrid(program: str) -> bool:
-    return program.rpartition("/")[2] == PROGRAM
+    return program.rpartition("/")[2] in PROGRAMS
 
 
 def translate(ledger: Ledger, program: str) -> None:
-    """Translate the pattern of `program`, if it is pretrain_hybrid.py.
+    """Translate the pattern of `program`, if it is one of `PROGRAMS`.
 
     Raises BadData, naming the kind of layer, for a pattern that lt-train cannot train.
     """
@@ -36,31 +40,64 @@ def translate(ledger: Ledger, program: str) -> None:
     key = next((name for name in hybrid_pattern.ARGUMENTS if ledger.has(name)), None)
     if key is None:
         raise BadData(
-            f"{PROGRAM} without --hybrid-layer-pattern trains state-space layers (Mamba-2) alone, which is not supported"
+            f"{program.rpartition('/')[2]} without --hybrid-layer-pattern has Mamba-2 layers alone, which is not supported",
+            "name the layers: --hybrid-layer-pattern M-M*-",
         )
     text = "".join(ledger.take(key))
+    has_mamba = hybrid_pattern.MIXERS[MAMBA] in text
     try:
-        pattern = hybrid_pattern.parse(text, f"--{key.replace('_', '-')}")
+        pattern = hybrid_pattern.parse(text, f"--{key.replace('_', '-')}", with_mamba=has_mamba, has_single_parts=has_mamba)
     except BadConfig as error:
         raise BadData(str(error), error.hint) from None
     ledger.drop("num_layers", OF_PATTERN)
+    if has_mamba:
+        ledger.set(PATTERN, text.replace(hybrid_pattern.STAGE_BORDER, ""), key)
     ledger.set("num_layers", len(pattern.blocks), key)
     ledger.set("ckpt_layout", HYBRID, key)
+    if ledger.peek("position_embedding_type") == [hybrid_pattern.WITHOUT_POSITIONS]:
+        ledger.take("position_embedding_type")
+        ledger.set("position_embedding_type", "rope", "position_embedding_type")
+        ledger.drop("no_rope_freq", "without positions no layer rotates")
+        ledger.set("no_rope_freq", 1, "position_embedding_type")
+    _unrotated(ledger, pattern, text)
     ledger.drop("is_hybrid_model", OF_PATTERN)
     if tuple(ledger.peek("spec") or ()) in hybrid_pattern.SPECS:
         ledger.drop("spec", "lt-train has layers of its own")
     _attention(ledger, pattern, text)
     _experts(ledger, pattern, text)
     _stages(ledger, pattern, key, text)
+    for name in ("hybrid_attention_ratio", "hybrid_mlp_ratio"):
+        ledger.drop(name, OF_PATTERN)
     for name in ("use_rope_scaling", "rope_scaling_factor"):
         ledger.drop(name, UNSCALED)
-    for name in COUNTS:
-        _halve(ledger, name)
+    if not has_mamba:
+        for name in COUNTS:
+            _halve(ledger, name)
+
+
+def _unrotated(ledger: Ledger, pattern: Pattern, text: str) -> None:
+    """Count blocks instead of the layers of HybridModel in --no-rope-freq, a number or a list in Python."""
+    if not ledger.has("no_rope_freq"):
+        return
+    words = "".join(ledger.take("no_rope_freq"))
+    try:
+        frequency = experts.layer_frequency(words, "no_rope_freq")
+        unrotated = hybrid_pattern.blocks_without_rotation(frequency, pattern, f"the layer pattern {text!r:.80}")
+    except BadConfig as error:
+        raise BadData(str(error), error.hint) from None
+    every = unrotated.index(1) + 1 if 1 in unrotated else None
+    if every and unrotated == [int((block + 1) % every == 0) for block in range(len(unrotated))]:
+        ledger.set("no_rope_freq", every, "no_rope_freq")
+    elif every:
+        reason = "lt-train has only every so many layers without rotation"
+        ledger.drop_value("no_rope_freq", words, reason, Effect.MODEL)
+    else:
+        ledger.drop_value("no_rope_freq", words, "it names no layer with attention", Effect.NONE)
 
 
 def _attention(ledger: Ledger, pattern: Pattern, text: str) -> None:
-    kinds = {kind for kind, _ in pattern.blocks}
-    if len(kinds) > 1 or (LATENT_ATTENTION not in kinds and ledger.has("multi_latent_attention")):
+    kinds = {kind for kind, _ in pattern.blocks} - {MAMBA, NO_MIXER}
+    if len(kinds) != 1 or (LATENT_ATTENTION not in kinds and ledger.has("multi_latent_attention")):
         raise BadData(
             f"the layer pattern {text!r:.80} has another kind of attention than the options", "use * or + for all layers"
         )
@@ -75,6 +112,10 @@ def _experts(ledger: Ledger, pattern: Pattern, text: str) -> None:
     ledger.drop("moe_layer_freq", OF_PATTERN)
     if not any(frequency):
         ledger.drop("num_experts", "the layer pattern has no experts")
+        return
+    if pattern.has_single_parts:
+        if len(pattern.layers_with(NO_MIXER)) != sum(frequency):
+            raise BadData(f"the layer pattern {text!r:.80} has experts in some MLPs", "lt-train has them in all MLPs, or in none")
         return
     dense = frequency.index(1)
     if 0 in frequency[dense:]:

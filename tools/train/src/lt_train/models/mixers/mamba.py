@@ -5,6 +5,8 @@
     mixed = scan(x, B, C, step softplus(dt + dt_bias), decay exp(-exp(A_log) step)) + D x
     output = out_proj(norm(mixed silu(z)))
 
+Falcon-H1 multiplies z, x, B, C and dt by constant factors, and may lack the norm.
+
 Parameters have the names and checkpoint shards of megatron-core's MambaMixer. Tensor-parallel ranks divide the groups of heads,
 and need whole samples. The norm is over the channels of a group.
 """
@@ -18,7 +20,7 @@ from megatron.core.transformer.utils import make_sharded_tensors_for_checkpoint
 from torch import Tensor
 from torch.nn.functional import silu, softplus
 
-from lt_shared.models.architecture import Mamba
+from lt_shared.models.architecture import Mamba, SideBySide
 from lt_train.models import recomputation
 from lt_train.models.linear import Linears, Outputs
 from lt_train.models.mixers.convolution import Convolution, sharded_parameter, split_rows
@@ -36,7 +38,7 @@ class MambaMixer(MegatronModule):  # type: ignore[misc]
     memory than all other activations of the layer.
     """
 
-    def __init__(self, config: TransformerConfig, sizes: Mamba, linears: Linears):
+    def __init__(self, config: TransformerConfig, sizes: Mamba, linears: Linears, factors: SideBySide | None = None):
         super().__init__(config=config)
         self.sizes, ranks = sizes, config.tensor_model_parallel_size
         self.local_sizes = {part: size // ranks for part, size in sizes.part_sizes.items()}
@@ -44,8 +46,12 @@ class MambaMixer(MegatronModule):  # type: ignore[misc]
         self.conv1d = Convolution(config, sizes.convolved_size, sizes.taps, has_silu=True, has_bias=sizes.convolution_bias)
         heads = sizes.mamba_num_heads
         self.dt_bias, self.A_log, self.D = (sharded_parameter(config, heads) for _ in range(3))
-        self.norm = GatedGroupNorm(config, sizes.inner_size, sizes.mamba_num_groups, config.layernorm_epsilon)
+        self.norm = None
+        if sizes.has_norm:
+            self.norm = GatedGroupNorm(config, sizes.inner_size, sizes.mamba_num_groups, config.layernorm_epsilon)
         self.out_proj = linears.row(sizes.inner_size, config.hidden_size, bias=False)
+        # The factor of a part contains the factor of the input.
+        self.part_factors = None if factors is None else [factors.mamba_input * factor for factor in factors.mamba_parts]
 
     def forward(self, hidden_states: Tensor, documents: Tensor | None, angles: Tensor | None) -> Outputs:
         """Return [s, b, h], and no bias. `documents` [b, n + 1] are document borders; `angles` is unused."""
@@ -57,6 +63,8 @@ class MambaMixer(MegatronModule):  # type: ignore[misc]
     def _mix(self, projected: Tensor, numbers: Tensor | None) -> Tensor:
         """Return [s, b, heads x p] for the `projected` channels [s, b, c] and the tokens' document `numbers` [b, s]."""
         local, sizes = self.local_sizes, self.sizes
+        if self.part_factors is not None:
+            projected = compiled(_multiply_parts)(projected, self.part_factors, list(local.values()))
         convolved = [local[part] for part in _CONVOLVED]
         gates, mixed, steps = torch.split(projected, [local["z"], sum(convolved), local["dt"]], dim=-1)
         mixed = self.conv1d(mixed, None if numbers is None else numbers.t())
@@ -65,7 +73,8 @@ class MambaMixer(MegatronModule):  # type: ignore[misc]
         inputs, outputs = (part.reshape(*part.shape[:2], -1, sizes.mamba_state_dim) for part in (inputs, outputs))
         steps, rates = compiled(_steps_and_rates)(steps.transpose(0, 1), self.dt_bias, self.A_log, sizes.least_step)
         scanned = mamba_scan(values, inputs, outputs, steps, rates, numbers)
-        return self.norm(compiled(_add_values)(scanned, values, self.D).transpose(0, 1), gates)  # type: ignore[no-any-return]
+        mixed = compiled(_add_values)(scanned, values, self.D).transpose(0, 1)
+        return compiled(_gate)(mixed, gates) if self.norm is None else self.norm(mixed, gates)
 
     def sharded_state_dict(
         self, prefix: str = "", sharded_offsets: tuple[Any, ...] = (), metadata: dict[str, Any] | None = None
@@ -109,6 +118,15 @@ def _steps_and_rates(steps: Tensor, biases: Tensor, log_rates: Tensor, least: fl
 
 def _add_values(scanned: Tensor, values: Tensor, factors: Tensor) -> Tensor:
     return scanned + factors.float().unsqueeze(-1) * values.float()
+
+
+def _multiply_parts(projected: Tensor, factors: list[float], sizes: list[int]) -> Tensor:
+    parts = zip(torch.split(projected, sizes, dim=-1), factors, strict=True)
+    return torch.cat([part * factor for part, factor in parts], dim=-1)
+
+
+def _gate(heads: Tensor, gates: Tensor) -> Tensor:
+    return (heads.flatten(-2) * silu(gates.float())).to(gates.dtype)
 
 
 def _gated_norm(heads: Tensor, gates: Tensor, weight: Tensor, group_channels: int, eps: float) -> Tensor:

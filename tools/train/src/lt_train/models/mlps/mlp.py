@@ -18,6 +18,7 @@ from megatron.core.transformer.module import MegatronModule
 from torch import Tensor
 
 from lt_train.models.linear import Input, Linears, Outputs
+from lt_train.models.norms import compiled
 from lt_train.ops.row_exchange import Exchange
 from lt_train.parallel.ddp import wait_for_weights
 
@@ -103,6 +104,21 @@ def swiglu_kernel(gate_up: Tensor, bias: Tensor | None) -> Tensor:
 
     assert bias is None
     return swiglu(gate_up)
+
+
+def scaled_swiglu(gate_factor: float, output_factor: float) -> Activation:
+    """SwiGLU with factors of the gates in front of SiLU and of the output, for a layer without biases."""
+
+    def activation(gate_up: Tensor, bias: Tensor | None) -> Tensor:
+        assert bias is None
+        return compiled(_scaled_swiglu)(gate_up, gate_factor, output_factor)
+
+    return activation
+
+
+def _scaled_swiglu(gate_up: Tensor, gate_factor: float, output_factor: float) -> Tensor:
+    gate, up = torch.chunk(gate_up, 2, dim=-1)
+    return torch.nn.functional.silu(gate * gate_factor) * up * output_factor
 
 
 def torch_activation(config: TransformerConfig) -> Activation:

@@ -14,12 +14,12 @@ from lt_shared.models import huggingface, megatron_arguments, presets
 from lt_shared.models.architecture import LARGEST, Architecture, RopeScaling
 from lt_shared.models.huggingface import rope_parameters
 from lt_shared.models.rope_scaling import AnyScaling
-from lt_train.config.settings.model import experts, gated_delta, latent_attention, mixer_layers, mup, sparse_attention
+from lt_train.config.settings.model import experts, gated_delta, latent_attention, mamba, mixer_layers, mup, sparse_attention
 
 POSITIVE = click.IntRange(min=1)
 NONE = "none"
 # The parts of a model that not every model has, each with its options.
-PARTS: tuple[Any, ...] = (experts, latent_attention, sparse_attention, gated_delta, mup)
+PARTS: tuple[Any, ...] = (experts, latent_attention, sparse_attention, gated_delta, mamba, mup)
 
 
 def _complete_model(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[Any]:
@@ -126,9 +126,9 @@ def resolve_architecture(options: dict[str, Any], datasets: tuple[Dataset, ...])
         changes |= {"activation": "relu2", "gated_linear_unit": False}
     if base.family == "llama" and options["normalization"]:
         changes["normalization"] = options["normalization"]
+    changes |= mixer_layers.changed_fields(base, changes)
     for part in PARTS:
         changes |= part.changed_fields(options, base, changes)
-    changes |= mixer_layers.changed_fields(base, changes)
     changes["rope_scaling"] = _rope_scaling(options, base)
     changes["vocab_size"] = options["vocab_size"] or _data_vocabulary(datasets) or base.vocab_size
     if changes["vocab_size"] != base.vocab_size and not options["vocab_size"]:
@@ -200,8 +200,9 @@ def parse_rope_scaling(text: str, base: Architecture) -> AnyScaling | None:
 
 def _from_sizes(options: dict[str, Any]) -> Architecture:
     """Build an architecture from flags alone, with Megatron's defaults for missing flags."""
+    layers: Any = options["num_layers"] or mamba.count_layers(options)
     for name in ("num_layers", "hidden_size", "num_attention_heads"):
-        if options[name] is None:
+        if options[name] is None and not (name == "num_layers" and layers):
             raise UsageError(
                 f"no --model and no --{name.replace('_', '-')}", "--model tiny for a trial; lt-train models lists them all"
             )
@@ -210,7 +211,7 @@ def _from_sizes(options: dict[str, Any]) -> Architecture:
     return Architecture(
         name="custom",
         family="llama" if llama else "gpt",
-        num_layers=options["num_layers"],
+        num_layers=layers,
         hidden_size=hidden,
         ffn_hidden_size=options["ffn_hidden_size"] or (int(4 * hidden * 2 / 3 / 64) * 64 if llama else 4 * hidden),
         num_attention_heads=options["num_attention_heads"],

@@ -49,7 +49,8 @@ def _mixer_words(model: Architecture) -> list[str]:
     mamba = model.mamba
     if mamba is not None:
         groups = f"{mamba.mamba_num_heads} heads of {mamba.mamba_head_dim} in {mamba.mamba_num_groups} groups"
-        words.append(f"with {groups} and states of {mamba.mamba_state_dim}")
+        beside = "Mamba-2 beside attention in every layer, " if model.side_by_side else ""
+        words.append(f"{beside}with {groups} and states of {mamba.mamba_state_dim}")
     return words
 
 
