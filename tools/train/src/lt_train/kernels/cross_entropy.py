@@ -26,7 +26,8 @@ class _CrossEntropy(torch.autograd.Function):
             labels = labels - group.rank() * columns
         normalizers, chosen = row_terms(logits, labels, columns, group)
         ctx.save_for_backward(logits, labels, normalizers)
-        return normalizers - chosen
+        losses: Tensor = normalizers - chosen
+        return losses
 
     @staticmethod
     def backward(ctx: Any, gradients: Tensor) -> tuple[Tensor, None, None]:
