@@ -31,7 +31,7 @@ def heads_of_all_tokens(channels: Tensor, parts: Sequence[Part]) -> Tensor:
     if ranks == 1:
         return channels
     sent = torch.cat([share for rank in range(ranks) for share in _shares(channels, parts, rank, ranks, -1)], dim=-1)
-    sent = sent.unflatten(-1, (ranks, -1)).permute(2, 0, 1, 3).flatten(0, 1)
+    sent = sent.reshape(*sent.shape[:2], ranks, -1).permute(2, 0, 1, 3).flatten(0, 1)
     chunks = all_to_all(parallel_state.get_context_parallel_group(), sent).chunk(2 * ranks)
     # Rank r sent the chunks r and 2N - 1 - r.
     ordered = [chunks[2 * number if number < ranks else 4 * ranks - 1 - 2 * number] for number in range(2 * ranks)]

@@ -94,9 +94,10 @@ class KimiDeltaAttention(MegatronModule):  # type: ignore[misc]
         borders = None if documents is None else delta_rules.borders_of_all_samples(documents, len(projected))
         parts = torch.split(projected, [width, width, width, self.sizes.linear_num_value_heads // self.shares], dim=-1)
         *channels, betas = (delta_rules.in_samples(part, borders) for part in parts)
+        weights = local_rows(self.conv1d.weight, self.convolved_parts)
         query, key, value = (
             delta_rules.convolve(part, weight, borders)
-            for part, weight in zip(channels, local_rows(self.conv1d.weight, self.convolved_parts).split(width), strict=True)
+            for part, weight in zip(channels, torch.split(weights, width), strict=True)
         )
         rates = delta_rules.in_samples(decays, borders)
         query, key, value, rates = (part.reshape(*part.shape[:2], -1, size) for part in (query, key, value, rates))

@@ -69,7 +69,8 @@ class MambaMixer(MegatronModule):  # type: ignore[misc]
         numbers = None if documents is None else document_numbers(documents, len(channels))
         scanned = recomputation.compute(self._scan, is_recomputed, channels, numbers).flatten(-2).to(gates.dtype)
         # The norm is over all heads of a group, which several context-parallel ranks may have computed.
-        scanned = tokens_of_all_heads(scanned).unflatten(-1, (-1, self.sizes.mamba_head_dim))
+        scanned = tokens_of_all_heads(scanned)
+        scanned = scanned.reshape(*gates.shape[:2], -1, self.sizes.mamba_head_dim)
         return self.out_proj(recomputation.compute(self._apply_gates, is_recomputed, scanned, gates))  # type: ignore[no-any-return]
 
     def _mix(self, projected: Tensor, numbers: Tensor | None) -> Tensor:
@@ -102,7 +103,7 @@ class MambaMixer(MegatronModule):  # type: ignore[misc]
         biases, log_rates, factors = (local_rows(vector, [self.head_part]) for vector in (self.dt_bias, self.A_log, self.D))
         steps, rates = compiled(_steps_and_rates)(steps.transpose(0, 1), biases, log_rates, sizes.least_step)
         scanned = mamba_scan(values, inputs, outputs, steps, rates, numbers)
-        return compiled(_add_values)(scanned, values, factors).transpose(0, 1)  # type: ignore[no-any-return]
+        return compiled(_add_values)(scanned, values, factors).transpose(0, 1)
 
     def sharded_state_dict(
         self, prefix: str = "", sharded_offsets: tuple[Any, ...] = (), metadata: dict[str, Any] | None = None
