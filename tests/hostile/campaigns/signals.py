@@ -95,15 +95,14 @@ COMMANDS = {
         "runs run.log runs/train.log",
         "scrape --state out.state run.log",
         "slurm jobs.json",
-        "stuck runs",
+        "stuck stacks",
         "summarize run.log",
         "tail-cause run.log",
-        "watch run.log",
     ),
 }  # fmt: skip
 BY_SIGNAL = {signal.SIGINT: 130, signal.SIGTERM: 143}
 # Their content has the time, inodes or the process.
-UNLIKE = re.compile(r"lt-convert\.json|\.state|\.lock|events\.out.*|\.(idx-)?cache|.*\.png|.*\.html|.*\.prom")
+UNLIKE = re.compile(r"lt-convert\.json|.*\.state|\.lock|events\.out.*|\.(idx-)?cache|.*\.png|.*\.html|.*\.prom")
 
 
 class Tries:
@@ -127,6 +126,9 @@ class Tries:
             " --max-position-embeddings 64 --micro-batch-size 1 --train-iters 5 --lr 1e-3 --mock-data"
             " --tokenizer-type NullTokenizer --vocab-size 100\n"
         )
+        stack = '  File "/a/b.py", line 3 in f\n' * 3
+        (self.inputs / "stacks").mkdir()
+        (self.inputs / "stacks/stacks_rank_0.txt").write_text(f"Thread 0x1 (most recent call first):\n{stack}")
         self.write_arrays()
         self.prepare("preprocess", "a.jsonl --tokenizer tokenizer --json-keys text --json-keys title --append-eod -o data")
         if tools & {"train", "convert", "monitor"}:
@@ -163,7 +165,7 @@ class Tries:
 
     def result(self, place: Path) -> dict[str, object]:
         """The content of each output by name. A checkpoint's tensors stand for its files."""
-        if (place / "out" / "latest_checkpointed_iteration.txt").exists():
+        if (place / "out" / "metrics.jsonl").exists():
             last = max((place / "out").glob("iter_*"))
             losses = [json.loads(line) for line in (place / "out/metrics.jsonl").read_text().splitlines()]
             by_step = {record["step"]: record["loss"] for record in losses if record.get("kind") == "step"}
@@ -182,13 +184,7 @@ class Tries:
             place = self.new_place()
             begin = time.monotonic()
             process = self.start(place, tool, words)
-            try:
-                _, errors = process.communicate(timeout=5 if words.startswith("watch") else LIMIT_SECONDS)
-            except subprocess.TimeoutExpired:
-                os.killpg(process.pid, signal.SIGKILL)
-                process.communicate()
-                self.undisturbed[words] = (5.0, 0, self.result(place))
-                return self.undisturbed[words]
+            _, errors = process.communicate(timeout=LIMIT_SECONDS)
             if process.returncode not in (0, 1):
                 raise SystemExit(f"lt-{tool} {words} ends with {process.returncode}: {errors}")
             self.undisturbed[words] = (time.monotonic() - begin, process.returncode, self.result(place))
@@ -210,8 +206,6 @@ class Tries:
         what = f"lt-{tool} {words}: {signals[0].name} after {moment:.2f} s, {signals[1].name} {pause:.2f} s later"
         self.check_end(process, what, {code} | ({75} if tool == "train" else set()), signals)
         self.codes[f"lt-{tool} {words.split()[0]}"][process.returncode] += 1
-        if words.startswith("watch"):
-            return
         if tool != "train" and (
             wrong := [name for name, content in self.result(place).items() if is_half(name, content, result)]
         ):
