@@ -116,6 +116,94 @@ ENDINGS: list[tuple[str, str, int, str]] = [
     ("safetensors_rust.SafetensorError: Error while serializing: IoError(Os { code: 28, kind: X })\n", "disk-full", 78, "28"),
     ("Signal 15 (SIGTERM) caught by train.py, exiting after step 100\n", "killed", 75, "SIGTERM"),
     ("mlx5_core 0000:5e:00.0: health_care: handling bad device here\n", "network-device", 69, "bad device"),
+    # Neuron's runtime in exceptions, and its own lines
+    (
+        'tensorflow.InternalError: adaptor.cc:446:Execute failed: nrt_execute: status=1004, error message="other errors".\n',
+        "neuron-error",
+        1,
+        "status=1004",
+    ),
+    (
+        "2021-Nov-01 06:02:18.0992 1:2 ERROR  NMGR:dlr_infer                 Inference ended, 1004\n",
+        "neuron-error",
+        1,
+        "dlr_infer",
+    ),
+    (
+        "2022-Mar-29 07:07:29.0082    11:11    ERROR   NRT:nrt_init      Unable to determine Neuron Driver version.\n",
+        "configuration",
+        78,
+        "nrt_init",
+    ),
+    # UCX and Open MPI
+    (
+        "[n7:23308:0:23308] ib_mlx5_log.c:177  Transport retry count exceeded on mlx5_0:1/IB (synd 0x15 vend 0x81 hw_synd 0/0)\n",
+        "nccl-error",
+        75,
+        "retry count",
+    ),
+    (
+        "[n7:6807 :0:6807] ib_mlx5_log.c:115  FATAL: Error on mlx5_3:1 QP 0xe6 wqe[7]: Remote access (synd 0x13) SEND\n",
+        "nccl-error",
+        75,
+        "Remote access",
+    ),
+    (
+        "[170.2] [n7:1234 :0]  sock.c:471  UCX  ERROR recv(fd=22) failed: Connection reset by remote peer\n",
+        "nccl-error",
+        75,
+        "remote peer",
+    ),
+    # Ray
+    (
+        "The node with node id: 8f20 and ip: 10.0.0.3 has been marked dead because the detector has missed too many heartbeats\n",
+        "node-failure",
+        69,
+        "marked dead",
+    ),
+    ("The actor is dead because its node has died. Node Id: 677d\n", "node-failure", 69, "its node has died"),
+    (
+        "(raylet) A worker died or was killed while executing a task by an unexpected system error. "
+        "Worker exit type: SYSTEM_ERROR Worker exit detail: Exit code: 1. The process receives a SIGTERM.\n",
+        "killed",
+        75,
+        "SIGTERM",
+    ),
+    # Moab and Torque, Slurm, Hydra
+    ("Job deleted at request of root@head\nMOAB_INFO:  job exceeded wallclock limit\n", "time-limit", 75, "wallclock"),
+    ("Job deleted at request of ann@head\n", "cancelled", 78, "at request of"),
+    ("srun: error: task 0 launch failed: Plugin initialization failed\n", "launch", 69, "Plugin"),
+    ("srun: error: tasks 0-3 launch failed: Invalid node name specified\n", "launch", 78, "Invalid"),
+    (
+        "Error locating target 'data.build', set env var HYDRA_FULL_ERROR=1 to see chained exception.\n",
+        "configuration",
+        78,
+        "build",
+    ),
+    ("RuntimeError:  [!] NaN loss with decoder_loss.\n", "nan", 78, "decoder_loss"),
+]
+
+NODES = [
+    ("[node1:3] CUDA error: uncorrectable ECC error encountered\n", ["node1"]),
+    ("[1,0]<stderr>:[gpu-a.cluster.local:3412] CUDA error: uncorrectable ECC error encountered\n", ["gpu-a.cluster.local"]),
+    ("[default0]:[node3:1] RuntimeError: CUDA error: uncorrectable ECC error encountered\n", ["node3"]),
+    # Of loggers: a module and its line, and other fields.
+    ("[2023-09-17 13:15:13,336] [ERROR] [axolotl.train:264] [PID:1110] [RANK:0] uncorrectable ECC error encountered\n", []),
+    ("[axolotl.train:264] [PID:1110] [RANK:0] uncorrectable ECC error encountered\n", []),
+    ("[trainer.loop:88] ERROR uncorrectable ECC error encountered\n", []),
+    ("[train.py:88] uncorrectable ECC error encountered\n", []),
+    ("[PID:11100] RuntimeError: CUDA error: uncorrectable ECC error encountered\n", []),
+    ("[local_rank:3] uncorrectable ECC error encountered\n", []),
+    (
+        "E39999: 2024-10-20-22:34:40.965.193  device error, errcode:21008.[FUNC:Process][FILE:device.cc][LINE:1232][THREAD:12]\n",
+        [],
+    ),
+    # Ray's label names the reporter.
+    (
+        "(Executor pid=5, ip=10.0.0.2) The node with node id: 8f and ip: 10.0.0.3 has been marked dead because of heartbeats\n"
+        "(Executor pid=5, ip=10.0.0.2) The actor is dead because its node has died.\n",
+        ["10.0.0.3"],
+    ),
 ]
 
 
@@ -175,3 +263,37 @@ def test_a_logged_traceback_of_a_job_that_is_complete(tmp_path: Path) -> None:
     assert verdict(log, f"ERROR:root:metric failed\n{raised}Training finished\n") == (None, 0)
     # Buffered output comes after the traceback that ended the program.
     assert verdict(log, f"saving\n{raised}Training finished\n") == ("traceback", 78)
+
+
+@pytest.mark.parametrize(("text", "nodes"), NODES, ids=lambda part: str(part)[:40])
+def test_the_node_is_named_only_by_labels_of_launchers(text: str, nodes: list[str], tmp_path: Path) -> None:
+    log = tmp_path / "a.log"
+    log.write_text(text)
+    assert tail_cause([str(log)]).nodes == nodes
+
+
+@pytest.mark.parametrize(
+    ("text", "ranks"),
+    [
+        ("ERROR:composer.cli.launcher:Rank 2 crashed with exit code -7.\n", [2]),
+        ("Container rank 3 status failed cmd ['python', 'train.py'] code -6 log log/default.0.log\n", [3]),
+        ("ABORT!!! Out of all 4 trainers, the trainer process with rank=[3] was aborted. Please check its log.\n", [3]),
+        ("ABORT!!! Out of all 4 trainers, the trainer process with rank=[0, 2] was aborted. Please check its log.\n", []),
+    ],
+)
+def test_launchers_name_the_rank(text: str, ranks: list[int], tmp_path: Path) -> None:
+    log = tmp_path / "a.log"
+    log.write_text(text)
+    assert tail_cause([str(log)]).ranks == ranks
+
+
+@pytest.mark.parametrize(("losses", "fault"), [("1.8 2.7 nan nan", "nan"), ("1.8 nan", None), ("1.8 nan 2.1 nan", None)])
+def test_two_losses_without_a_number_at_the_end(losses: str, fault: str | None, tmp_path: Path) -> None:
+    log = tmp_path / "a.log"
+    log.write_text(
+        "".join(
+            f"step {step:05} (0.13%) | loss: {loss} | lrm: 0.01 | dt: 82.70ms | tok/sec: 12,525 | mfu: 0.00 | total time: 0.00m\n"
+            for step, loss in enumerate(losses.split(), start=1)
+        )
+    )
+    assert verdict(log, log.read_text())[0] == fault

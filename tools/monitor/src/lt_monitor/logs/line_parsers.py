@@ -54,12 +54,20 @@ class ManyLines(NamedTuple):
 Parser = Callable[[Line], StepLine | Record | None]
 
 
-# Prefixes with a node's name: the kernel's log, NCCL (HOST:PID:TID [GPU]), launchers ([HOST:RANK], [HOST][N]).
+# Prefixes with a node's name: the kernel's log, NCCL (HOST:PID:TID [GPU]).
 _NODE = regex(
     rb"(?P<kernel>[A-Za-z0-9][\w.-]{0,252}) kernel: |(?:^|[\s\]])(?P<nccl>[A-Za-z][\w.-]{0,252}):\d{1,8}:\d{1,8} \[\d{1,3}\] "
-    rb"|\[(?P<launcher>[A-Za-z][\w.-]{0,252}):\d{1,6}\]"
 )
-_NO_NODES = (b"localhost", b"Rank", b"rank", b"GPU")
+_LEVEL = rb"(?:TRACE|DEBUG|INFO|NOTICE|WARN(?:ING)?|ERROR|CRITICAL|FATAL|[DIWEF])\b"
+# The label [HOST:RANK] of launchers. Loggers write [MODULE.FUNCTION:LINE], [FILE.py:LINE] and [PID:NUMBER] in the same form, but
+# beside a time, a level or other fields.
+_LAUNCHED = regex(
+    rb"(?:\[(?!\d{2,4}[-/:]|" + _LEVEL + rb")[^\[\]\r\n]{1,80}\](?:<std\w{3}>)?:? ?){0,2}"
+    rb"\[(?P<launcher>(?!\w{1,60}\.(?:py|cc?|cpp|cu|h|rs|go)\b)[A-Za-z][\w.-]{0,252}):\d{1,6}\]"
+    rb"(?!:? ?(?:- |\| )?(?:\[?" + _LEVEL + rb"|\[[A-Z][\w.]{0,60}:\d))"
+)
+_NO_NODES = (b"localhost", b"GPU")
+_FIELDS = regex(rb"(?i)(?:(?:\w{1,20}_)?rank|[pt]?id|[gnhtx]pu|line|file|func|thread|step|epoch|device|worker|task|[dtpce]p|pg)$")
 # A warning may name an error that has not happened, or explain how to search for one.
 _WARNING = regex(rb"Warning: |\[W\d{0,4}[ \]]|\bWARNING\b|\b[Cc]onsider |For debugging|\bW\d{4} \d\d:\d\d")
 _BEFORE_BYTES = 300
@@ -107,9 +115,9 @@ def fault(line: Line, name: str, cause: str, severity: str, begin: int | None = 
 
 def node(line: Line) -> str | None:
     """Return the node that the line's prefix names, or None."""
-    match = _NODE.search(line.text, 0, _BEFORE_BYTES)
+    match = _NODE.search(line.text, 0, _BEFORE_BYTES) or _LAUNCHED.match(line.text, line.body) or _LAUNCHED.match(line.text)
     name = match[match.lastgroup] if match is not None and match.lastgroup else None
-    return None if name is None or name in _NO_NODES else name.decode()
+    return None if name is None or name in _NO_NODES or _FIELDS.match(name) is not None else name.decode()
 
 
 def is_warning(line: Line, begin: int) -> bool:

@@ -66,9 +66,12 @@ class ParsedBlock:
 def attributed(record: Record, path: str, run: str) -> Record:
     """Add run and source to a record of `ParsedBlock.items`, unless it has them, and mask secrets in its texts.
 
-    Programs print their arguments and failed requests, which may contain secrets, and alerts copy these texts to chat rooms.
+    Programs print their arguments and failed requests, which may contain secrets, and alerts copy these texts to chat rooms. A
+    node that is None tells that the label in front of the line names another node than the record is about.
     """
     source = record.pop("src")
+    if record.get("node", "") is None:
+        del record["node"]
     file = source.get("file")
     return {
         "v": record.pop("v"),

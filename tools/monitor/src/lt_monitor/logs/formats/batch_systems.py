@@ -9,7 +9,8 @@ from lt_monitor.logs.line_parsers import fault, regex
 from lt_monitor.logs.lines import Line
 
 KEYWORDS = (
-    (b"limit exceeded", b"job killed: ncpus"),
+    (b"limit exceeded", b"job killed: ncpus", b"clock limit", b"walltime limit", b"run time limit", b"runtime limit"),
+    (b"deleted at request of", b"its node has died"),
     (b"Exit Status", b"Exit_status", b"exit_status", b"enforced h_rt", b"its walltime limit", b"died through signal"),
     (
         b"termination (signal",
@@ -42,6 +43,9 @@ _PBS_SIGNAL = 256
 _TIME_LIMIT = regex(
     rb"\bfailed {1,9}37 {1,4}: qmaster enforced h_rt|Job exceeded its walltime limit"
     rb"|Job was active longer than specified deadline"
+    # Moab's, and those of schedulers with like words.
+    rb"|\b[Jj]ob(?: \S{1,80})? (?:has |was )?(?:exceed\w{0,3}|reach\w{0,3}|over|hit) [^\r\n]{0,40}?"
+    rb"\b(?:wall[- ]?(?:clock(?: time)?|time)|run[- ]?time|cpu[- ]?time|cput|time)[ -]limit"
     rb"|^timeout: sending signal |^(?:\S{1,300}: line \d{1,9}: {1,9}\d{1,12} )?CPU time limit exceeded\b"
 )
 _SIGNAL = regex(
@@ -55,6 +59,8 @@ _OVER_LIMIT = regex(
 _SISTER = regex(rb"PBS: job killed: node \d{1,6} \((?P<node>[\w.-]{1,253})\) requested job terminate")
 _CONDOR = regex(rb"^\d{3} \([\d.]{1,60}\) .{8,30} Job was evicted\.")
 _REMOVED = regex(rb"\bvia condor_rm\b")
+# Of Torque and PBS, whoever asked: Moab asks for it at the time limit.
+_DELETED = regex(rb"\bJob deleted at request of \S")
 _SEFF = regex(rb"^State: (?P<state>[A-Z_]{4,20}) \(exit code (?P<code>\d{1,3})\)")
 _STATES = {
     b"OUT_OF_MEMORY": ("host-out-of-memory", "root", "critical"),
@@ -86,7 +92,10 @@ _EVENT = regex(
 )
 _REQUEUED = regex(rb"Requeued SLURM job\b|handling auto-requeue signal\b")
 # Ray has lost a node.
-_DEAD = regex(rb"The node with node id: \S{1,80} and address: (?P<node>[\w.:-]{1,253}) .{0,300}?has been marked dead")
+_DEAD = regex(
+    rb"The node with node id: \S{1,80} and (?:address|ip): (?P<node>[\w.:-]{1,253}) .{0,300}?has been marked dead"
+    rb"|The actor is dead because its node has died"
+)
 
 
 def ending(line: Line) -> Record | None:
@@ -116,13 +125,17 @@ def ending(line: Line) -> Record | None:
         return fault(line, "preemption", "root", "warning")
     if _REMOVED.search(text) is not None:
         return fault(line, "cancelled", "root", "info")
+    if _DELETED.search(text) is not None:
+        return fault(line, "cancelled", "cascade", "info")
     return _of_node(line) or _of_pod(line)
 
 
 def _of_node(line: Line) -> Record | None:
     match = _SISTER.search(line.text) or _DEAD.search(line.text)
     if match is not None:
-        return fault(line, "node-failure", "root", "critical", match.start(), node=match["node"].decode())
+        record = fault(line, "node-failure", "root", "critical", match.start() if match["node"] else None)
+        # Ray's label names the node of the process that reports, not the node that died.
+        return record | {"node": match["node"].decode() if match["node"] else None}
     # Lightning has asked Slurm to start the job again.
     return fault(line, "requeue", "root", "info") if _REQUEUED.search(line.text) is not None else None
 

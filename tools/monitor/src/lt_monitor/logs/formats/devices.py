@@ -74,10 +74,21 @@ _UNFIT = regex(
 )
 _NEURON = regex(
     rb"\bNRT_(?!SUCCESS|RESOURCE\b)[A-Z_]{4,60}|\(FATAL-RT-[A-Z-]{3,60}\)|NEURONCORE_NOT_AVAILABLE|Nrt::Load failed"
-    rb"|nrt_load status=[1-9]|ENC:\w{1,60} {1,80}failed|failed neuronNetRegMr"
+    rb"|nrt_\w{3,40}:? (?:status|error)[ =:]{1,2}[1-9]|ENC:\w{1,60} {1,80}failed|failed neuronNetRegMr"
 )
+# The runtime's own lines of the level ERROR, behind a time and a thread. They may follow another error.
+_NEURON_LINE = regex(rb"\bERROR {1,8}(?:NRT|NRTD|NMGR|TDRV|ENC|NEURON|KMGR|DLR):(?!nrt_infodump)\w{2,60} {1,80}(?P<text>\S)")
 _NEURON_HARDWARE = regex(rb"NRT_EXEC_HW_ERR_(?!COLLECTIVES)|NRT_EXEC_HW_ERR\b(?!_)|NRT_HW_ERROR|NRT_EXEC_UNIT_UNRECOVERABLE")
-_NEURON_UNFIT = regex(rb"NRT_UNSUPPORTED_NEFF_VERSION")
+_NEURON_UNFIT = regex(rb"NRT_UNSUPPORTED_NEFF_VERSION|Unable to determine Neuron Driver version")
+# The level ERROR stands in columns of one width, which depends on the runtime's version.
+_NEURON_PARTS = (b"NRT:", b"NMGR:", b"TDRV:", b"ENC:", b"NRTD:")
+NEURON_KEYWORDS = (
+    *(b"NRT_" + code for code in (b"EXEC", b"FAILURE", b"TIMEOUT", b"HW_ERROR", b"UNINIT", b"LOAD", b"INVALID", b"UNSUPPORTED")),
+    *(b"NRT_" + code for code in (b"FAIL_", b"CLOSED", b"QUEUE")),
+    *(b"FATAL-RT-", b"NEURONCORE_NOT_AVAILABLE", b"Nrt::Load failed", b"nrt_load status", b"NetRegMr"),
+    *(b"nrt_execute", b"nrt_infer", b"nrt_init:"),
+    *(b"R" + b" " * spaces + part for spaces in (2, 3) for part in _NEURON_PARTS),
+)
 
 
 def xid(line: Line) -> Record | None:
@@ -159,12 +170,13 @@ def driver(line: Line) -> Record | None:
         if is_warning(line, match.start()):
             return None
         return fault(line, "configuration" if _UNFIT.search(text) is not None else "cuda-error", "root", "critical")
-    match = _NEURON.search(text)
+    match = _NEURON.search(text) or _NEURON_LINE.search(text)
     if match is None or is_warning(line, match.start()):
         return None
     if _NEURON_UNFIT.search(text) is not None:
         return fault(line, "configuration", "root", "critical")
-    return fault(line, "neuron-error", "root", "critical", action="reset" if _NEURON_HARDWARE.search(text) is not None else None)
+    cause = "unknown" if match.re is _NEURON_LINE else "root"
+    return fault(line, "neuron-error", cause, "critical", action="reset" if _NEURON_HARDWARE.search(text) is not None else None)
 
 
 def _text(raw: bytes) -> str:

@@ -12,7 +12,7 @@ from lt_monitor.logs.lines import Line
 
 _TASK = regex(
     rb"(?:Task launch for (?:StepId=)?[\d._+a-z]{1,60} failed on node (?P<node>[\w.-]{1,253})"
-    rb"|Application launch failed): (?P<why>[^\r\n]{1,200})"
+    rb"|Application launch failed|srun: error: tasks? [\d,-]{1,200} launch failed): (?P<why>[^\r\n]{1,200})"
 )
 _REFUSED = regex(
     rb"(?:srun|sbatch|salloc): (?:error: |fatal: )?(?:Unable to (?:create step for job \d{1,12}|allocate resources"

@@ -32,7 +32,7 @@ _UNSTARTED = regex(
 # Reports with the code that Python (below 0: a signal) or a shell (above 128) would give.
 _CODED = regex(
     # PaddlePaddle's launcher, and Lightning's.
-    rb"\bstatus failed cmd \[.{1,60000}?\] code (?P<paddle>-?\d{1,5})\b"
+    rb"(?:\brank (?P<rank>\d{1,7}) )?\bstatus failed cmd \[.{1,60000}?\] code (?P<paddle>-?\d{1,5})\b"
     rb"|Child process with PID \d{1,12} terminated with code (?P<lightning>-?\d{1,5})\b"
     # Determined and GitLab; Vertex AI; Taskcluster and GitHub; SkyPilot.
     rb"|failed(?: with non-zero exit code)?: exit code:? (?P<gitlab>\d{1,5})\b"
@@ -91,7 +91,7 @@ _IN_OTHER_LANGUAGES = regex(
     + rb")(?:[ (\r\n]|$)"
 )
 _UNCODED = regex(
-    rb"ABORT!!! Out of all \d{1,7} trainers, the trainer process with rank=|\bExecuteUserScriptError:"
+    rb"ABORT!!! Out of all \d{1,7} trainers, the trainer process with rank=(?:\[(?P<rank>\d{1,7})\])?|\bExecuteUserScriptError:"
     rb"|Reporting training FAILURE|BackoffLimitExceeded|has reached the specified backoff limit"
     rb"|srun: error: Timed out waiting for job step|HYDRA_FULL_ERROR=1 for a complete stack trace"
 )
@@ -127,11 +127,12 @@ def report(line: Line) -> Record | None:
     match = _CODED.search(line.text) or _CODED_LINE.match(line.text, line.body)
     if match is not None:
         codes = match.groupdict()
-        node = codes.pop("node", None)
+        node, rank = codes.pop("node", None), codes.pop("rank", None)
         code = next(int(text) for text in codes.values() if text is not None)
         if _IS_SIGNAL.search(match[0]) is not None:
             return process_exits.killed(line, code)
-        return process_exits.ended(line, code, **({"node": node.decode()} if node else {})) if code else None
+        place: dict[str, Any] = {"node": node.decode()} if node else {"rank": int(rank)} if rank else {}
+        return process_exits.ended(line, code, **place) if code else None
     if (match := _SYSTEMD.search(line.text)) is not None:
         status = int(match["status"])
         if match["how"] != b"exited":
@@ -142,4 +143,7 @@ def report(line: Line) -> Record | None:
         return process_exits.killed(line, _WORDS[what.lower()] if what else int(signal.Signals[fish.decode().upper()]))
     if (match := _IN_OTHER_LANGUAGES.match(line.text[line.body :])) is not None:
         return process_exits.killed(line, _TRANSLATED[match["what"].decode()])
-    return fault(line, "exit", "cascade", "critical") if _UNCODED.search(line.text) is not None else None
+    match = _UNCODED.search(line.text)
+    if match is None:
+        return None
+    return fault(line, "exit", "cascade", "critical", rank=int(match["rank"]) if match["rank"] else None)

@@ -67,7 +67,7 @@ MACHINE_PARSERS: tuple[tuple[Parser, tuple[bytes, ...]], ...] = (
         launch.task,
         (b"Unable to confirm alloc", b"Unable to contact slurm", b"submission failed", b"allocate failed", b"Failed to alloc"),
     ),
-    (launch.task, (b" has been revoked", b"slurm_receive_msg")),
+    (launch.task, (b" has been revoked", b"slurm_receive_msg", b" launch failed: ")),
     (launch.daemon, (b"Could not launch job",)),
     (launch.container, (b"error: pyxis: ",)),
     (launch.processes, (b"fork: Resource temporarily",)),

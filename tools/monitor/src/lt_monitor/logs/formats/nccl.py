@@ -51,6 +51,15 @@ _COMPLETION = regex(
     rb"|Got completion from peer [^\r\n]{1,200}?status=\S{0,40}?\d"
     rb"|IBV_WC_(?:RETRY_EXC|RNR_RETRY_EXC|REM_\w{1,12}|LOC_\w{1,12}|FATAL)_ERR|ibv_poll_cq\(\) failed"
     rb"|transport retry counter exceeded"
+    # UCX and Open MPI, whose processes the error ends.
+    rb"|(?:Transport|RNR) retry count exceeded|InfiniBand retry count between two MPI processes has been exceeded"
+    rb"|ib_mlx5_log\.c:\d{1,6} {1,4}(?:FATAL: )?(?:Error on |Remote |Local )[^\r\n]{1,200}"
+    rb"|UCX  (?:ERROR|FATAL) [^\r\n]{0,200}?(?:[Cc]onnection (?:reset|refused)|[Tt]imed? ?out|[Uu]nreachable|[Ee]ndpoint timeout)"
+)
+COMPLETION_KEYWORDS = (
+    *(b"Got completion from", b"ompletion with error", b"completed with error", b"IBV_WC_", b"poll_cq() failed"),
+    *(b"retry counter exceeded", b"ransport retry count", b"RNR retry count", b"nfiniBand retry count", b"ib_mlx5_log"),
+    *(b"UCX  ERROR", b"UCX  FATAL"),
 )
 _GROUP = regex(rb"\[PG (?:ID )?(?P<group>\d{1,6})\b")
 _PROVIDER = regex(rb"NET/OFI [Ss]elected [Pp]rovider is (?P<provider>[\w;-]{1,40})")

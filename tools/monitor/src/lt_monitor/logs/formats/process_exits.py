@@ -92,7 +92,7 @@ _WANDB_SETUP = regex(rb"^wandb\.(?:\w{1,30}\.){0,4}(?:UsageError|AuthenticationE
 _CERTIFICATE = regex(rb"CERTIFICATE_VERIFY_FAILED|certificate verify failed")
 _NAN = regex(
     rb"loss scale already at minimum|Minimum loss scale reached|loss is (?:nan|inf)\b|Loss is (?:nan|inf)\b"
-    rb"|contains? NaN|is NaN\b|[Ll]oss became (?:infinite|NaN|nan)|NaN loss during training"
+    rb"|contains? NaN|is NaN\b|[Ll]oss became (?:infinite|NaN|nan)|NaN loss (?:during training|with |at |in )"
 )
 _WANDB = regex(rb"\bwandb\b|api\.wandb\.ai")
 _ARGUMENTS = regex(
@@ -105,7 +105,7 @@ _ARGUMENTS = regex(
     rb"|No such (?:option: |command ')|Missing (?:option|argument|parameter|command)(?: '|\.)|Invalid value(?: for |: )"
     rb"|Got unexpected extra argument|Option '[^'\r\n]{1,200}' requires an argument)"
     # Hydra, without its whole traceback.
-    rb"|^Could not (?:override|append|delete) '|^Key '[^'\r\n]{1,200}' is not in struct"
+    rb"|^Could not (?:override|append|delete) '|^Key '[^'\r\n]{1,200}' is not in struct|^Error locating target '"
 )
 # Of tyro and of typer, within a box.
 _BOX_WORDS = (
@@ -153,7 +153,10 @@ _RECEIVED = regex(rb"Signal (?P<signal>\d{1,3}) \(SIG[A-Z0-9]{1,10}\) received b
 _FAILED = regex(rb"failed \(exitcode: (?P<code>-?\d{1,5})\) local_rank: (?P<local_rank>\d{1,6}) \(pid: (?P<pid>\d{1,12})\)")
 _REPORTED = regex(rb"^(?:\[[\w:-]{1,60}\]:? ?)?\s{0,8}exitcode {0,4}: (?P<code>-?\d{1,5}) \(pid: \d{1,12}\)")
 # DeepSpeed's launcher, and Composer's.
-_RETURNED = regex(rb"(?:exits with return code =|crashed with exit code|\(PID \d{1,12}\) exited with code) (?P<code>-?\d{1,5})")
+_RETURNED = regex(
+    rb"(?:\b[Rr]ank (?P<rank>\d{1,7}) )?"
+    rb"(?:exits with return code =|crashed with exit code|\(PID \d{1,12}\) exited with code) (?P<code>-?\d{1,5})"
+)
 # torchelastic's and Hydra's word that a program has failed, without why.
 _REPORTS = regex(rb"errors\.ChildFailedError: |^ChildFailedError:|Error executing job with overrides: ")
 _RAY_DIED = regex(
@@ -303,11 +306,13 @@ def ending(line: Line) -> Record | None:
     if (match := _FAILED.search(text)) is not None:
         return ended(line, int(match["code"]), local_rank=int(match["local_rank"]))
     if (match := _REPORTED.search(text) or _RETURNED.search(text)) is not None:
-        return ended(line, int(match["code"])) if int(match["code"]) else None
+        rank = match.groupdict().get("rank")
+        return ended(line, int(match["code"]), **({"rank": int(rank)} if rank else {})) if int(match["code"]) else None
     if _REPORTS.search(text, line.body) is not None:
         return fault(line, "exit", "cascade", "critical")
-    if _RAY_DIED.search(text) is not None:
-        return fault(line, "killed", "unknown", "critical")
+    if (match := _RAY_DIED.search(text)) is not None:
+        # Somebody asked the worker to end: the driver, a preempted node, a user.
+        return killed(line, 15) if b"The process receives a SIGTERM" in text else fault(line, "killed", "unknown", "critical")
     return _crash(line)
 
 

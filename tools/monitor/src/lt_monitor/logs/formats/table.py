@@ -200,17 +200,7 @@ PARSERS: tuple[tuple[Parser, tuple[bytes, ...]], ...] = (
     (nccl.rendezvous, (b"connectFullMesh", b"uneven heartbeats")),
     (nccl.duplicate, (b"Duplicate GPU detected",)),
     (nccl.error, (b"NCCL WARN", b"NCCL error", b"ncclSystemError", b"ncclRemoteError", b"ncclInternalError")),
-    (
-        nccl.error,
-        (
-            b"Got completion from",
-            b"ompletion with error",
-            b"completed with error",
-            b"IBV_WC_",
-            b"poll_cq() failed",
-            b"retry counter exceeded",
-        ),
-    ),
+    (nccl.error, nccl.COMPLETION_KEYWORDS),
     (nccl.error, (b"unhandled system e", b"unhandled cuda err")),
     (nccl.error, (b"Some NCCL operations", b"entire process down", b"Test NCCL failure")),
     (nccl.error, (b"ncclUnhandledCudaError", b"ncclInvalidUsage", b"ncclInvalidArgument")),
@@ -257,7 +247,14 @@ PARSERS: tuple[tuple[Parser, tuple[bytes, ...]], ...] = (
     (process_exits.exception, (b"ResourceExhaustedError",)),
     (
         process_exits.arguments,
-        (b": error: ", b"HfArgumentParser", b"No such option", b"Could not override ", b" is not in struct"),
+        (
+            b": error: ",
+            b"HfArgumentParser",
+            b"No such option",
+            b"Could not override ",
+            b" is not in struct",
+            b"Error locating target",
+        ),
     ),
     (process_exits.arguments, process_exits.BOX_KEYWORDS),
     (
@@ -307,12 +304,7 @@ PARSERS: tuple[tuple[Parser, tuple[bytes, ...]], ...] = (
             b"` failed",
         ),
     ),
-    (devices.driver, (b"NRT_EXEC", b"NRT_FAILURE", b"NRT_TIMEOUT", b"NRT_HW_ERROR", b"NRT_UNINIT", b"NRT_LOAD", b"NRT_INVALID")),
-    (devices.driver, (b"NRT_UNSUPPORTED", b"NRT_FAIL_", b"NRT_CLOSED", b"NRT_QUEUE", b"CUDA runtime error: ")),
-    (
-        devices.driver,
-        (b"FATAL-RT-", b"NEURONCORE_NOT_AVAILABLE", b"Nrt::Load failed", b"nrt_load status", b"NetRegMr", b"R   ENC:"),
-    ),
+    (devices.driver, devices.NEURON_KEYWORDS),
     (
         devices.driver,
         (

@@ -86,6 +86,9 @@ def nan(tail: LogTail) -> Record | None:
     steps = [record for record in tail.records if record["kind"] == "step"][-NAN_STEPS:]
     if len(steps) == NAN_STEPS and all(map(_has_no_loss, steps)):
         return _fault("nan", "root", message, steps[0]["src"])
+    # Two are enough if the loss was a number until then, and the log ends with them.
+    if len(steps) == NAN_STEPS and type(steps[0].get("loss")) is float and all(map(_has_no_loss, steps[1:])):
+        return _fault("nan", "root", f"the last {NAN_STEPS - 1} losses are not a number", steps[1]["src"])
     begin = max(0, tail.size - CONTEXT_BYTES)
     if steps or not last_words.losses_without_number(tail.context(begin, tail.size), NAN_STEPS):
         return None
