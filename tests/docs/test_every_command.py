@@ -50,7 +50,7 @@ RUN_BY = {
         for name in ("training", "models", "parallelism", "precision", "launching", "slurm", "kubernetes", "preflight")
     },
     **{f"docs/guides/{name}.md": TRAIN for name in ("checkpoints", "reports", "speed")},
-    **{f"docs/guides/{name}.md": HERE for name in ("blame", "curation", "hangs", "streaming")},
+    **{f"docs/guides/{name}.md": HERE for name in ("blame", "curation", "finetuning", "hangs", "streaming")},
 }
 CANNOT_RUN = {
     r"(?:^|\s)(?:srun|sbatch|kubectl|#SBATCH)\b": "needs a scheduler; tests/cluster starts the same jobs in a Slurm of two nodes",

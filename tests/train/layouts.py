@@ -147,8 +147,9 @@ def train_variants(
     dataset: str,
     place: Path,
     stopped: Container[str] = (),
+    ranks: int = 2,
 ) -> dict[str, Outcome]:
-    """Train `training` with the options of every name, on up to two ranks.
+    """Train `training` with the options of every name, on up to `ranks` ranks.
 
     The runs in `stopped` write checkpoints; in the options of others, such a name stands for the run's directory.
     """
@@ -156,7 +157,7 @@ def train_variants(
         name: (*training, *(str(place / word) if word in stopped else word for word in options), dataset)
         for name, options in options_by_name.items()
     }
-    return train_all(commands, place, 2, saving=stopped)
+    return train_all(commands, place, ranks, saving=stopped)
 
 
 def check_losses_of_one_rank(outcomes: Mapping[str, Outcome], layout: str, alone: str) -> None:

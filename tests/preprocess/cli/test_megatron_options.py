@@ -225,6 +225,7 @@ SCRIPT_OPTIONS = {
 }
 # Those that have an effect here too.
 TRANSLATED = """
+    --chat-template
     --input --json-keys --append-eod --output-prefix --workers --vocab-file --merge-file --tokenizer-type --tokenizer-model
 """
 

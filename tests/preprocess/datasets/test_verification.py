@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from megatron.core.datasets.indexed_dataset import IndexedDatasetBuilder
 
-from lt_preprocess.datasets import decoding, merge, shuffle, source_datasets, split, statistics, verification
+from lt_preprocess.datasets import decoding, index_verification, merge, shuffle, source_datasets, split, statistics, verification
 from lt_preprocess.datasets.block_reader import BlockReader
 from lt_shared.console import BadData, NoInput
 from lt_shared.contracts import manifest
@@ -327,7 +327,7 @@ def test_what_cannot_be_counted_is_not_compared(prefix: Path) -> None:
 
 
 def test_each_block_of_an_index_of_another_type_is_looked_at(prefix: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(verification, "ENTRIES_AT_ONCE", 1)
+    monkeypatch.setattr(index_verification, "ENTRIES_AT_ONCE", 1)
     patch(f"{prefix}.idx", 17, "B", 99)
     patch(f"{prefix}.idx", LENGTHS_AT + 4, "i", -2)
     patch(f"{prefix}.idx", LENGTHS_AT + 12, "i", -3)
@@ -497,7 +497,7 @@ def test_blocks_of_any_size_find_the_same(prefix: Path, monkeypatch: pytest.Monk
     at_once = findings(prefix)
     assert len(at_once) == 3
     for size in (1, 2, 3):
-        monkeypatch.setattr(verification, "ENTRIES_AT_ONCE", size)
+        monkeypatch.setattr(index_verification, "ENTRIES_AT_ONCE", size)
         assert findings(prefix) == at_once
 
 

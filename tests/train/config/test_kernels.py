@@ -152,6 +152,8 @@ def test_auto_on_a_hopper_gpu() -> None:
         (("--fp8-format", "hybrid"), "fp8_cast", "triton"),
         (("--fp8-format", "hybrid", "--fp8-recipe", "rowwise"), "fp8_cast", "torch"),
         (("--fp8-format", "e4m3", "--fp8-recipe", "blockwise"), "fp8_cast", "triton"),
+        (("--fp8-format", "hybrid", "--fp8-output-proj", "gradients"), "cross_entropy", "fp8-linear"),
+        (("--fp8-format", "hybrid", "--fp8-output-proj", "all", "--vocab-size", "50257"), "cross_entropy", "fp8-linear"),
         (("--fp8-format", "e4m3", "--fp8-recipe", "blockwise", "--kernels", "torch"), "fp8_cast", "torch"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else value,
@@ -386,6 +388,21 @@ def test_swiglu_cannot_be_recomputed(options: tuple[str, ...], obstacle: str) ->
 def test_swiglu_can_be_recomputed(options: tuple[str, ...]) -> None:
     code, said = planned(*options)
     assert code == 0, said
+
+
+@pytest.mark.parametrize(
+    ("options", "obstacle"),
+    [
+        (("--cross-entropy-impl", "triton"), "--cross-entropy-impl triton"),
+        (("--z-loss-coeff", "1e-4"), "--z-loss-coeff"),
+        (("--kernels", "torch"), "--kernels torch"),
+        (("--model", "gemma2-9b"), "scaled or capped logits"),
+    ],
+    ids=str,
+)
+def test_an_output_layer_in_fp8_is_refused(options: tuple[str, ...], obstacle: str) -> None:
+    with pytest.raises(BadConfig, match=f"--fp8-output-proj does not support {obstacle}"):
+        chosen(*FP8, "--fp8-output-proj", "all", *options)
 
 
 def test_swiglu_is_recomputed_with_the_mlp_or_alone() -> None:

@@ -82,6 +82,7 @@ def mixer(kind: Any, sizes: GatedDelta, kernels: str) -> Any:
     config: Any = SimpleNamespace(
         hidden_size=HIDDEN,
         tensor_model_parallel_size=1,
+        context_parallel_size=1,
         params_dtype=torch.float32,
         layernorm_epsilon=1e-6,
         sequence_parallel=False,

@@ -144,7 +144,7 @@ def test_gated_mlp_waits_for_the_weights_of_its_layers(monkeypatch: pytest.Monke
 
 
 def fused_losses(hidden_states: Any, labels: torch.Tensor, weight: Any) -> torch.Tensor:
-    layer = SimpleNamespace(cross_entropy="fused-linear", weight="own", exchange=OneRank(), vocab_size=2)
+    layer = SimpleNamespace(cross_entropy="fused-linear", weight="own", exchange=OneRank(), vocab_size=2, fp8_losses=None)
     layer._fused_losses = partial(OutputLayer._fused_losses, layer)
     return OutputLayer.forward(layer, hidden_states, labels, weight)
 

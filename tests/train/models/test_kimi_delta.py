@@ -9,7 +9,6 @@ from running import BRIEF
 from lt_shared.console import BadConfig
 from lt_shared.contracts.manifest import Dataset
 from lt_shared.models.presets import preset
-from lt_train.config.settings import parallelism
 from lt_train.config.settings.parallelism import Parallelism
 from lt_train.planner import stage_work
 from lt_train.planner.rank_parameters import layer_parameters, stage_parameters
@@ -75,12 +74,6 @@ def test_parameters_of_a_rank() -> None:
     # The router, the projections to the latents and all norms are whole on both ranks.
     replicated = 8 * TINY.hidden_size + 2 * 32 * TINY.hidden_size + 2 * TINY.hidden_size + 32
     assert 2 * half - whole == replicated
-
-
-def test_layouts_without_the_layer_are_refused() -> None:
-    (problem,) = parallelism.check(Parallelism("cpu", 2, 1, 1, False, False, context=2), TINY, 64)
-    assert isinstance(problem, BadConfig)
-    assert "the layers 0, 1, 2 (from 0) of tiny-kimi-linear have kimi delta, which needs them whole" in str(problem)
 
 
 def test_heads_that_a_model_cannot_have() -> None:

@@ -114,9 +114,6 @@ def test_parameters_of_a_rank() -> None:
 
 
 def test_layouts_without_the_layer_are_refused() -> None:
-    (problem,) = parallelism.check(Parallelism("cpu", 2, 1, 1, False, False, context=2), TINY, 64)
-    assert isinstance(problem, BadConfig)
-    assert "the layers 0, 2, 4 (from 0) of tiny-nemotron-h have mamba, which needs them whole" in str(problem)
     problems = [str(error) for error in parallelism.check(Parallelism("cpu", 4, 4, 1, True, False), TINY, 64)]
     assert "groups of Mamba heads 2 not divisible by tensor parallel size 4" in "".join(problems)
 

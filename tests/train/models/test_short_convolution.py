@@ -9,7 +9,6 @@ from running import BRIEF
 from lt_shared.console import BadConfig
 from lt_shared.contracts.manifest import Dataset
 from lt_shared.models.presets import preset
-from lt_train.config.settings import parallelism
 from lt_train.config.settings.parallelism import Parallelism
 from lt_train.planner import stage_work
 from lt_train.planner.rank_parameters import layer_parameters, stage_parameters
@@ -62,12 +61,6 @@ def test_parameters_of_a_rank() -> None:
     whole, half = (sum(layer_parameters(TINY, Parallelism("cpu", 2, ranks, 1, False, False), 0)) for ranks in (1, 2))
     # Both norms are whole on both ranks.
     assert 2 * half - whole == 2 * TINY.hidden_size
-
-
-def test_layouts_without_the_layer_are_refused() -> None:
-    (problem,) = parallelism.check(Parallelism("cpu", 2, 1, 1, False, False, context=2), TINY, 64)
-    assert isinstance(problem, BadConfig)
-    assert "the layers 0, 1, 3 (from 0) of tiny-lfm2 have short convolution, which needs them whole" in str(problem)
 
 
 @pytest.mark.parametrize(

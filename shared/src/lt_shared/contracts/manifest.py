@@ -45,7 +45,8 @@ class Dataset:
 
     Where it is `packed`, each sequence is one sample of so many tokens, and the one behind them, or shorter.
     `stream` is the name of the stream that it is part number `part` of, counted from 0. `removed` counts the documents that its
-    writer left out, by kind. Older versions ignore all four.
+    writer left out, by kind. With `loss_mask`, a mask beside it says which tokens count in the loss
+    (`indexed_dataset.loss_mask`). Older versions ignore all five.
     """
 
     prefix: str
@@ -60,6 +61,7 @@ class Dataset:
     stream: str | None = None
     part: int | None = None
     removed: dict[str, int] | None = None
+    loss_mask: bool | None = None
 
     kind = "dataset"
 
@@ -77,6 +79,8 @@ class Dataset:
         for field in ("dtype", "stream"):
             if not isinstance(record.get(field), str | None):
                 raise ValueError(f"{field} is {record[field]!r}")
+        if not isinstance(record.get("loss_mask"), bool | None):
+            raise ValueError(f"loss_mask is {record['loss_mask']!r}, expected true or false")
         removed = record.get("removed")
         if removed is not None and not (isinstance(removed, dict) and all(type(count) is int for count in removed.values())):
             raise ValueError(f"removed is {removed!r}, expected whole numbers by kind")

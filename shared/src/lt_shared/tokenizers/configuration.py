@@ -221,6 +221,16 @@ def read(companions: Iterable[Path], is_sentencepiece: bool = False, model: Mapp
     )
 
 
+def named_tokens(companions: Iterable[Path], class_name: str | None) -> dict[str, str]:
+    """Return the tokens that have a name such as `bos_token`, by name. Raises BadData as `read`."""
+    files = {path.name: path for path in companions}
+    config = _object(files.get("tokenizer_config.json"))
+    mapped = {} if "added_tokens_decoder" in config else _object(files.get("special_tokens_map.json"))
+    named = _DEFAULT_TOKENS.get(class_name, {}) | config | mapped
+    contents = {name: _content(named.get(name)) for name in NAMED_TOKENS}
+    return {name: content for name, content in contents.items() if content is not None}
+
+
 def special_token(content: str) -> dict[str, Any]:
     """A token as a name such as eos_token makes it of a text, in the form of `Configuration.added_tokens`."""
     return {flag: flag == "special" for flag in FLAGS} | {"content": content, "id": None}

@@ -67,6 +67,7 @@ REFUSED: dict[str, tuple[tuple[str, ...], type[ToolError], str]] = {
     "constant weight decay": (("--end-weight-decay", "1"), BadConfig, "constant weight decay from 0.1 to 1.0"),
     "both 16 bits": (("--bf16", "--fp16"), UsageError, "both --bf16 and --fp16"),
     "a recipe for nothing": (("--bf16", "--fp8-recipe", "tensorwise"), UsageError, "--fp8-recipe without --fp8-format"),
+    "an output layer for nothing": (("--bf16", "--fp8-output-proj", "all"), UsageError, "--fp8-output-proj without --fp8-format"),
     "scale of bf16": (("--bf16", "--loss-scale", "8"), BadConfig, "a loss scale for weights in bfloat16"),
     "smallest scale": (("--fp16", "--min-loss-scale", "8", "--initial-loss-scale", "4"), BadConfig, "smallest loss scale 8.0"),
     "fp8 on a CPU": (("--bf16", "--fp8-format", "hybrid"), BadConfig, "fp8 needs a GPU, this run is on cpu"),

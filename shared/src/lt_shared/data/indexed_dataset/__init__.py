@@ -21,6 +21,12 @@ from lt_shared.data.indexed_dataset.layout import VERSION as VERSION
 from lt_shared.data.indexed_dataset.layout import bin_path as bin_path
 from lt_shared.data.indexed_dataset.layout import dtype_for as dtype_for
 from lt_shared.data.indexed_dataset.layout import idx_path as idx_path
+from lt_shared.data.indexed_dataset.loss_mask import MASK_DTYPE as MASK_DTYPE
+from lt_shared.data.indexed_dataset.loss_mask import MASK_SUFFIX as MASK_SUFFIX
+from lt_shared.data.indexed_dataset.loss_mask import has_mask as has_mask
+from lt_shared.data.indexed_dataset.loss_mask import is_mask as is_mask
+from lt_shared.data.indexed_dataset.loss_mask import mask_prefix as mask_prefix
+from lt_shared.data.indexed_dataset.loss_mask import open_mask as open_mask
 from lt_shared.data.indexed_dataset.reader import Reader as Reader
 from lt_shared.data.indexed_dataset.reader import hint_for_missing as hint_for_missing
 from lt_shared.data.indexed_dataset.remote_bin import RemoteBin as RemoteBin

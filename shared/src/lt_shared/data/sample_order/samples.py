@@ -111,13 +111,29 @@ class StoredSequences:
         return np.frombuffer(content, self.dtype)
 
 
+# Added to a token that does not count in the loss: above every token id, in int64.
+UNCOUNTED = 1 << 32
+
+
+class MaskedSequences:
+    """The sequences of a dataset with a loss mask: int64 tokens, with UNCOUNTED added to those that do not count."""
+
+    def __init__(self, tokens: StoredSequences, mask: StoredSequences):
+        self.lengths = tokens.lengths
+        self._tokens, self._mask = tokens, mask
+
+    def read(self, numbers: Tokens, start: int, end: int) -> Tokens:
+        tokens, mask = (sequences.read(numbers, start, end) for sequences in (self._tokens, self._mask))
+        return np.where(mask == 0, tokens.astype(np.int64) + UNCOUNTED, tokens)
+
+
 class Samples(Protocol):
     """The samples of a part of a run's data, in their order."""
 
     def __len__(self) -> int: ...
 
     def __getitem__(self, number: int) -> Tokens:
-        """The sequence_length + 1 tokens of sample `number`."""
+        """The sequence_length + 1 tokens of sample `number`, with UNCOUNTED added to those that do not count in the loss."""
 
     def dataset(self, number: int) -> int:
         """Return the number in the blend, from 0, of the dataset that sample `number` comes from."""

@@ -25,9 +25,11 @@ class Mixer(NamedTuple):
     count in `divided`. A count in `shared` may also be smaller and divide the number of ranks: then several ranks hold each unit.
 
     With `has_scores`, the mixer multiplies queries and keys for all pairs of tokens. Without `splits_samples`, a rank needs whole
-    samples, and there is no context parallelism. `products` counts a token's multiplications without a weight that do
-    not depend on the length of a sample; `pair_products` counts the multiplications beside attention for each pair of a token and
-    an earlier one.
+    samples, and there is no context parallelism. `exchanged` names and counts the units for which context-parallel ranks exchange
+    tokens: the number of tensor-parallel times context-parallel ranks must divide each count. In `exchanged_shared`, a count may
+    also divide that number, as in `shared`. `products` counts a token's multiplications without a weight that do not depend on
+    the length of a sample; `pair_products` counts the multiplications beside attention for each pair of a token and an earlier
+    one.
     """
 
     weights: Callable[[Sizes], int]
@@ -36,6 +38,8 @@ class Mixer(NamedTuple):
     shared: Callable[[Sizes], dict[str, int]]
     has_scores: bool = True
     splits_samples: bool = True
+    exchanged: Callable[[Sizes], dict[str, int]] = lambda model: {}
+    exchanged_shared: Callable[[Sizes], dict[str, int]] = lambda model: {}
     products: Callable[[Sizes], int] = lambda model: 0
     pair_products: Callable[[Sizes], int] = lambda model: 0
 
@@ -185,6 +189,11 @@ def _mamba_divided(model: Sizes) -> dict[str, int]:
     return {"groups of Mamba heads": model.mamba.mamba_num_groups}
 
 
+def _mamba_exchanged(model: Sizes) -> dict[str, int]:
+    assert model.mamba is not None
+    return {"Mamba heads": model.mamba.mamba_num_heads}
+
+
 def _mamba_products(model: Sizes) -> int:
     """Half of seven per number of the state: Megatron-LM counts 7 FLOPs for each (`mamba_layer_flops` of its training.py).
 
@@ -211,7 +220,7 @@ MIXERS = {
         _gated_delta_divided,
         _none_shared,
         has_scores=False,
-        splits_samples=False,
+        exchanged=_gated_delta_divided,
         products=_gated_delta_products,
     ),
     KIMI_DELTA: Mixer(
@@ -220,7 +229,7 @@ MIXERS = {
         _gated_delta_divided,
         _none_shared,
         has_scores=False,
-        splits_samples=False,
+        exchanged=_gated_delta_divided,
         products=_gated_delta_products,
     ),
     SHORT_CONVOLUTION: Mixer(
@@ -229,7 +238,7 @@ MIXERS = {
         _short_convolution_divided,
         _none_shared,
         has_scores=False,
-        splits_samples=False,
+        exchanged=_short_convolution_divided,
     ),
     MAMBA: Mixer(
         _mamba_weights,
@@ -237,7 +246,8 @@ MIXERS = {
         _mamba_divided,
         _none_shared,
         has_scores=False,
-        splits_samples=False,
+        exchanged=_mamba_exchanged,
+        exchanged_shared=_mamba_divided,
         products=_mamba_products,
     ),
     MAMBA_AND_ATTENTION: Mixer(

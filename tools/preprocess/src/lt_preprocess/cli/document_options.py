@@ -104,6 +104,25 @@ OPTIONS: tuple[Callable[[Any], Any], ...] = (
         for part in ("prefix", "middle", "suffix")
     ),
     click.option(
+        "--chat",
+        cls=DocumentOption,
+        is_flag=True,
+        help="Read conversations, apply the tokenizer's chat template, write a loss mask: PREFIX_chat_document.",
+    ),
+    click.option(
+        "--chat-template",
+        cls=DocumentOption,
+        metavar="FILE",
+        help="A chat template, or a file with one, in place of the tokenizer's.",
+    ),
+    click.option(
+        "--train-on",
+        cls=DocumentOption,
+        type=click.Choice(["assistant", "last", "all"]),
+        show_default="assistant",
+        help="What counts in the loss: the assistant's turns, its last one, or all text.",
+    ),
+    click.option(
         "--dtype",
         cls=DocumentOption,
         type=click.Choice(["uint16", "int32"]),
@@ -115,6 +134,7 @@ OPTIONS: tuple[Callable[[Any], Any], ...] = (
 NAMES = (
     *("template", "prepend_bos", "bos_token", "max_document_tokens", "limit_documents", "limit_tokens"),
     *("fim_rate", "fim_spm_rate", "fim_seed", "fim_prefix_token", "fim_middle_token", "fim_suffix_token", "dtype"),
+    *("chat", "chat_template", "train_on"),
 )
 
 
@@ -159,4 +179,18 @@ def plan_options(options: dict[str, Any], json_keys: tuple[str, ...]) -> dict[st
             if options[name] is not None:
                 raise console.UsageError(f"--{name.replace('_', '-')} has no effect without --fim-rate")
     same = ("template", "max_document_tokens", "limit_documents", "limit_tokens", "dtype")
-    return {name: options[name] for name in same} | {"fim": fim}
+    return {name: options[name] for name in same} | {"fim": fim} | _chat_options(options, json_keys)
+
+
+def _chat_options(options: dict[str, Any], json_keys: tuple[str, ...]) -> dict[str, Any]:
+    from lt_preprocess.pipeline.chat_plan import JSON_KEY, Chat
+
+    if not options["chat"]:
+        if options["train_on"] is not None:
+            raise console.UsageError("--train-on has no effect without --chat")
+        if options["chat_template"] is not None:
+            console.note("--chat-template has no effect: it belongs to conversations, see --chat")
+        return {"json_keys": json_keys}
+    if json_keys != ("text",):
+        raise console.UsageError("--chat and --json-keys both say where the text is", "leave --json-keys out")
+    return {"chat": Chat(options["train_on"] or "assistant", options["chat_template"]), "json_keys": (JSON_KEY,)}

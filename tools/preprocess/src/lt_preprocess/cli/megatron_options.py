@@ -67,7 +67,6 @@ WITHOUT_EFFECT = {
     "tokenizer_hf_use_fast": "the ids are always those of the fast tokenizer",
     "tokenizer_hf_no_include_special_tokens": "nothing but --append-eod adds special tokens",
     "tokenizer_sentencepiece_ignore_extra_whitespaces": "the model says what becomes of white space",
-    "chat_template": "it belongs to conversations",
     "tokenizer_prompt_format": "it belongs to conversations",
     "sft_tokenizer_prompt_format": "it belongs to conversations",
     "null_tokenizer_eod_id": "it belongs to NullTokenizer",
@@ -77,7 +76,7 @@ _NUMBERS = (
     *("partitions", "log_interval", "max_documents", "vocab_size", "padded_vocab_size", "make_vocab_size_divisible_by"),
     *("vocab_extra_ids", "null_tokenizer_eod_id", "null_tokenizer_pad_id"),
 )
-_TEXTS = ("lang", "chat_template", "tokenizer_prompt_format", "sft_tokenizer_prompt_format")
+_TEXTS = ("lang", "tokenizer_prompt_format", "sft_tokenizer_prompt_format")
 REFUSED = {
     "split_sentences": (
         "sentences are not split here",

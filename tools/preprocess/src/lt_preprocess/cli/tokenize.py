@@ -132,15 +132,14 @@ def command(
     tokenizer_files, tokenizer_path = megatron_options.find_tokenizer(tokenizer, megatron)
     bos_token = document_options.bos_token(document)
     options = plan.Options(
-        json_keys,
-        append_eod,
-        on_error,
-        special_tokens,
-        _slice(shard),
-        max_shard_size,
-        stream,
-        sample_by,
-        rules,
+        append_eod=append_eod,
+        on_error=on_error,
+        special_tokens=special_tokens,
+        shard=_slice(shard),
+        max_shard_bytes=max_shard_size,
+        stream=stream,
+        sample_by=sample_by,
+        rules=rules,
         **document_options.plan_options(document, json_keys),
     )
     run_plan = plan.plan([*files, *input], tokenizer_files, tokenizer_path, output_prefix, options, eod_token, bos_token)

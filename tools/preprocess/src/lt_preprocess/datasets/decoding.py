@@ -19,6 +19,7 @@ from lt_preprocess.tokenizers import loading as tokenizers
 from lt_preprocess.tokenizers.base import SpecialTokens, Tokenizer
 from lt_shared.console import BadData, NoInput, UsageError
 from lt_shared.contracts.manifest import Dataset
+from lt_shared.data import indexed_dataset
 from lt_shared.tokenizers import tokenizer_files
 
 TOKENS_AT_ONCE = 1 << 20
@@ -89,8 +90,26 @@ def records(source: str, tokenizer: Path | None, documents: str | None) -> Itera
     dataset, shape = source_datasets.single(source)
     first, last = parse_range(documents, shape.documents)
     key = str(provenance.tokenizing_options(dataset.prefix).get("json_key", "text"))
+    if dataset.loss_mask:
+        yield from _conversations(dataset, tokenizer, first, last, key)
+        return
     for text in texts(dataset, tokenizer, first, last):
         yield {key: text}
+
+
+def _conversations(dataset: Dataset, tokenizer: Path | None, first: int, last: int, key: str) -> Iterator[dict[str, Text]]:
+    """Yield the text of each document, and the texts of its parts that count in the loss."""
+    loaded = load_tokenizer(dataset, tokenizer, "parse")
+    with BlockReader(dataset.prefix) as reader, BlockReader(indexed_dataset.mask_prefix(dataset.prefix)) as mask_reader:
+        blocks = reader.blocks(TOKENS_AT_ONCE, first, last), mask_reader.blocks(TOKENS_AT_ONCE, first, last)
+        for block, mask_block in zip(*blocks, strict=True):
+            documents, masks = reader.read_documents(block), mask_reader.read_documents(mask_block)
+            _check_ids(documents.tokens, loaded.vocab_size, f"{dataset.prefix}, documents from {block.first_document}")
+            for start, end in itertools.pairwise(documents.bounds.tolist()):
+                tokens, edges = documents.tokens[start:end], np.flatnonzero(np.diff(masks.tokens[start:end], prepend=0, append=0))
+                counted = [tokens[begin:stop] for begin, stop in edges.reshape(-1, 2).tolist()]
+                texts_of_parts = [loaded.decode(part.tolist()).decode("utf-8", "replace") for part in counted]
+                yield {key: loaded.decode(tokens.tolist()).decode("utf-8", "replace"), "counted": texts_of_parts}
 
 
 def parse_range(text: str | None, count: int) -> tuple[int, int]:

@@ -16,6 +16,7 @@ from typing import IO, Any, NamedTuple
 
 from lt_preprocess.datasets import provenance, source_datasets
 from lt_preprocess.datasets.block_reader import BlockReader, Shape
+from lt_preprocess.datasets.masked_documents import MaskedWriter
 from lt_preprocess.datasets.provenance import Derivation
 from lt_shared.console import IoFailure, Progress
 from lt_shared.contracts import manifest
@@ -89,20 +90,29 @@ def build(plan: Plan) -> Dataset:
     Raises: BadData for a part whose index is malformed, CannotCreate and IoFailure when the output cannot be written. Nothing is
     visible then.
     """
-    sizes = [shape.size_bytes for shape in plan.shapes]
-    with indexed_dataset.Writer(plan.result.prefix, plan.shapes[0].dtype) as writer:
-        for part in plan.parts:
-            with BlockReader(part.prefix) as reader:
-                for block in reader.blocks():
-                    writer.append_index(block.sequence_lengths, block.sequences_per_document)
-        with Progress("merging", sum(sizes), "B") as progress:
-            paths = [indexed_dataset.bin_path(part.prefix) for part in plan.parts]
-            concatenate(list(zip(paths, sizes, strict=True)), writer.bin_file, progress.advance)
-        for part, size in zip(plan.parts, sizes, strict=True):
-            writer.tokens_were_copied(_checksum_of_tokens(part.prefix, size), size)
-        sidecar = provenance.sidecar(plan.result, writer.complete(), plan.derivation, plan.options, plan.files, _origins(plan))
-        writer.publish(sidecar)
+    with MaskedWriter(plan.result, plan.shapes[0].dtype) as masked:
+        with Progress("merging", sum(shape.size_bytes for shape in plan.shapes), "B") as progress:
+            for writer in masked.writers:
+                prefixes = [part.prefix for part in plan.parts]
+                if indexed_dataset.is_mask(writer.prefix):
+                    _copy_all(list(map(indexed_dataset.mask_prefix, prefixes)), writer, lambda size: None)
+                else:
+                    _copy_all(prefixes, writer, progress.advance)
+        masked.publish(plan.result, plan.derivation, plan.options, plan.files, _origins(plan))
     return plan.result
+
+
+def _copy_all(prefixes: Sequence[str], writer: indexed_dataset.Writer, advance: Callable[[float], None]) -> None:
+    """Append all documents of the datasets at `prefixes`."""
+    sizes = []
+    for prefix in prefixes:
+        with BlockReader(prefix) as reader:
+            sizes.append(reader.shape.size_bytes)
+            for block in reader.blocks():
+                writer.append_index(block.sequence_lengths, block.sequences_per_document)
+    concatenate(list(zip(map(indexed_dataset.bin_path, prefixes), sizes, strict=True)), writer.bin_file, advance)
+    for prefix, size in zip(prefixes, sizes, strict=True):
+        writer.tokens_were_copied(_checksum_of_tokens(prefix, size), size)
 
 
 def _origins(plan: Plan) -> Origins | None:

@@ -17,12 +17,12 @@ import numpy as np
 import numpy.typing as npt
 
 from lt_preprocess.datasets import provenance, source_datasets
-from lt_preprocess.datasets.block_reader import BlockReader, Documents
+from lt_preprocess.datasets.block_reader import Documents
+from lt_preprocess.datasets.masked_documents import MaskedReader, MaskedWriter, array_dtype, token_ids
 from lt_preprocess.datasets.provenance import Derivation, OneSourcePlan
 from lt_shared.console import BadConfig, BadData, Progress, counted, note
 from lt_shared.contracts import manifest
 from lt_shared.contracts.manifest import Dataset
-from lt_shared.data import indexed_dataset
 
 WINDOW_TOKENS = 64 << 20
 Integers = npt.NDArray[np.int64]
@@ -74,8 +74,9 @@ def build(plan: Plan) -> Dataset:
     their end; nothing is visible then.
     """
     counts = Counts()
-    with indexed_dataset.Writer(plan.result.prefix, plan.shape.dtype) as writer:
-        with BlockReader(plan.source.prefix) as reader, Progress("packing", plan.shape.size_bytes, "B") as progress:
+    size_bytes = plan.shape.tokens * array_dtype(plan.shape, plan.source).itemsize
+    with MaskedWriter(plan.result, plan.shape.dtype) as writer:
+        with MaskedReader(plan.source) as reader, Progress("packing", size_bytes, "B") as progress:
             for documents in reader.whole(WINDOW_TOKENS):
                 _check_ends(documents, plan.source)
                 tokens, lengths = _packed(documents, plan.seq_length + 1, counts)
@@ -85,7 +86,7 @@ def build(plan: Plan) -> Dataset:
         waste = counts.waste(plan.seq_length)
         packing = {"seq_length": plan.seq_length, **dataclasses.asdict(counts), "waste": waste}
         options = plan.options | {"packing": packing}
-        writer.publish(provenance.sidecar(result, writer.complete(), plan.derivation, options))
+        writer.publish(result, plan.derivation, options)
     note(
         f"{counted(counts.documents, 'document')} in {counted(counts.samples, 'sample')} of {plan.seq_length} + 1 tokens,"
         f" {counts.cut:,} of them cut; {waste:.3%} of the places are empty"
@@ -96,7 +97,7 @@ def build(plan: Plan) -> Dataset:
 def _check_ends(documents: Documents, source: Dataset) -> None:
     bounds = documents.bounds
     ends = bounds[1:][bounds[1:] > bounds[:-1]] - 1
-    if bool((documents.tokens[ends] != source.eod).any()):
+    if bool((token_ids(documents.tokens[ends]) != source.eod).any()):
         raise BadData(
             f"{source.prefix}: not all of its documents end with token {source.eod}, so packed ones could not be told apart",
             "tokenize with --append-eod",

@@ -17,7 +17,7 @@ from lt_shared.contracts import manifest
 from lt_shared.contracts.manifest import Dataset
 from lt_shared.data.document_origins import origins
 from lt_shared.data.document_origins.origins import Origins
-from lt_shared.data.indexed_dataset import bin_path, idx_path
+from lt_shared.data.indexed_dataset import bin_path, idx_path, mask_prefix
 from lt_shared.files import checksums, ownership, storage
 from lt_shared.files.checksums import FileChecksum
 
@@ -33,13 +33,15 @@ class Derivation:
     @classmethod
     def of(cls, command: str, options: dict[str, Any], sources: Sequence[Dataset]) -> "Derivation":
         """Raises NoInput when a file of a source is missing."""
-        return cls(command, options, [fingerprint(source.prefix) for source in sources])
+        return cls(command, options, [fingerprint(source.prefix, bool(source.loss_mask)) for source in sources])
 
 
-def fingerprint(prefix: str) -> dict[str, Any]:
-    """Fingerprint both files of a dataset, to notice later that the dataset was replaced or changed."""
-    pair = {name: storage.fingerprint(path) for name, path in (("bin", bin_path(prefix)), ("idx", idx_path(prefix)))}
-    return {"prefix": manifest.absolute(prefix), **pair}
+def fingerprint(prefix: str, has_mask: bool = False) -> dict[str, Any]:
+    """Fingerprint the files of a dataset, to notice later that the dataset was replaced or changed."""
+    files = {"bin": bin_path(prefix), "idx": idx_path(prefix)}
+    if has_mask:
+        files["loss_mask"] = bin_path(mask_prefix(prefix))
+    return {"prefix": manifest.absolute(prefix)} | {name: storage.fingerprint(path) for name, path in files.items()}
 
 
 def read_sidecar(prefix: str) -> dict[str, Any] | None:
@@ -72,7 +74,7 @@ def _is_text(value: object) -> bool:
 def _are_options(record: Any) -> bool:
     if not _has(record, json_keys=list, json_key=str, append_eod=bool, special_tokens=str, sample_by=str, template=str):
         return False
-    if not _has(record, bos=int, max_document_tokens=int, limit_documents=int, limit_tokens=int, fim=dict, dtype=str):
+    if not _has(record, bos=int, max_document_tokens=int, limit_documents=int, limit_tokens=int, fim=dict, dtype=str, chat=dict):
         return False
     keys, shard = record.get("json_keys"), record.get("shard")
     is_key_known = keys is None or (keys != [] and record.get("json_key", keys[0]) in keys and all(map(_is_text, keys)))
@@ -194,12 +196,17 @@ def finished(prefix: str, derivation: Derivation) -> Dataset | None:
         dataset = manifest.describe(prefix)
         with BlockReader(prefix) as reader:
             same = (reader.documents, reader.tokens, reader.dtype.name) == (dataset.documents, dataset.tokens, dataset.dtype)
-        is_sound = same and is_index_sound(prefix, record)
+        is_sound = same and is_index_sound(prefix, record) and (not dataset.loss_mask or _is_mask_sound(prefix))
     except (BadData, NoInput):
         return None
     if is_sound:
         check_not_planted(prefix)
     return dataset if is_sound else None
+
+
+def _is_mask_sound(prefix: str) -> bool:
+    mask = mask_prefix(prefix)
+    return is_index_sound(mask, read_sidecar(mask) or {})
 
 
 @dataclasses.dataclass(frozen=True)

@@ -26,7 +26,7 @@ from lt_preprocess.readers.batch import Batch
 from lt_preprocess.readers.chunks import Chunk, Position
 from lt_preprocess.readers.inputs import SampleBy
 from lt_preprocess.readers.slices import Slice
-from lt_shared.console import NoInput, Progress
+from lt_shared.console import NoInput, Progress, UsageError
 from lt_shared.contracts.manifest import Dataset
 from lt_shared.data.document_origins import origins
 from lt_shared.data.document_origins.origins import TokenizedLines
@@ -101,6 +101,8 @@ def differences(dataset: Dataset, tokenizer: Path | None, sample: int) -> list[s
     Raises: NoInput when the sidecar does not name the sources or one is gone, and as `decoding.load_tokenizer`.
     """
     origin = _origin(dataset.prefix)
+    if origin.options.get("chat") is not None:
+        raise UsageError(f"{dataset.prefix}: --deep does not render conversations again", "leave --deep out")
     changed = [source["path"] for source in origin.sources if _has_changed(source)]
     if changed:
         return [f"{path}: changed since the dataset was made, so the two cannot be compared" for path in changed]

@@ -21,12 +21,12 @@ import numpy as np
 import numpy.typing as npt
 
 from lt_preprocess.datasets import provenance, source_datasets
-from lt_preprocess.datasets.block_reader import BlockReader, Documents
+from lt_preprocess.datasets.block_reader import Documents
+from lt_preprocess.datasets.masked_documents import MaskedReader, MaskedWriter, array_dtype
 from lt_preprocess.datasets.provenance import Derivation, OneSourcePlan
 from lt_shared.console import CannotCreate, Progress
 from lt_shared.contracts import manifest
 from lt_shared.contracts.manifest import Dataset
-from lt_shared.data import indexed_dataset
 from lt_shared.data.document_origins import origins
 from lt_shared.data.document_origins.origins import Shuffled
 from lt_shared.files import leftovers, ownership, storage
@@ -65,20 +65,21 @@ def build(plan: Plan) -> Dataset:
 
     Raises CannotCreate and IoFailure when the output cannot be written, BadData for a damaged source; nothing is visible then.
     """
-    with indexed_dataset.Writer(plan.result.prefix, plan.shape.dtype) as writer:
+    dtype = array_dtype(plan.shape, plan.source)
+    with MaskedWriter(plan.result, plan.shape.dtype) as writer:
         with (
             buckets_directory(plan.result.prefix) as directory,
-            BlockReader(plan.source.prefix) as reader,
-            Progress("shuffling", 2 * plan.shape.size_bytes, "B") as progress,
+            MaskedReader(plan.source) as reader,
+            Progress("shuffling", 2 * plan.shape.tokens * dtype.itemsize, "B") as progress,
         ):
             with_keys = _with_keys(reader, plan.seed)
-            size_bytes = plan.shape.size_bytes + 16 * plan.shape.documents + 4 * plan.shape.sequences
-            for some in sorted_by_key(with_keys, plan.shape.dtype, size_bytes, directory, progress.advance):
+            size_bytes = plan.shape.tokens * dtype.itemsize + 16 * plan.shape.documents + 4 * plan.shape.sequences
+            for some in sorted_by_key(with_keys, dtype, size_bytes, directory, progress.advance):
                 writer.append(some.tokens, some.sequence_lengths, some.sequences_per_document)
                 progress.advance(some.tokens.nbytes)
         source = origins.of_dataset(plan.source.prefix)
         documents = source and Shuffled(source, plan.seed)
-        writer.publish(provenance.sidecar(plan.result, writer.complete(), plan.derivation, plan.options, documents=documents))
+        writer.publish(plan.result, plan.derivation, plan.options, documents=documents)
     return plan.result
 
 
@@ -112,7 +113,7 @@ class Keyed(NamedTuple):
     documents: Documents
 
 
-def _with_keys(reader: BlockReader, seed: int) -> Iterator[Keyed]:
+def _with_keys(reader: MaskedReader, seed: int) -> Iterator[Keyed]:
     generator = np.random.PCG64(seed)
     for documents in reader.whole(TOKENS_AT_ONCE):
         keys = generator.random_raw(len(documents.sequences_per_document))

@@ -17,6 +17,7 @@ from lt_preprocess.datasets.block_reader import BlockReader, Shape
 from lt_shared.console import BadData, NoInput, UsageError, warn
 from lt_shared.contracts import manifest
 from lt_shared.contracts.manifest import Dataset
+from lt_shared.data import indexed_dataset
 from lt_shared.data.indexed_dataset import bin_path
 from lt_shared.files import storage
 
@@ -116,6 +117,7 @@ def _prefixes(source: str, output_prefix: str) -> list[str]:
         names = storage.expand([f"{source}.idx"])
     except NoInput:
         names = [name for name in storage.expand([source]) if name.endswith((".bin", ".idx"))]
+    names = [name for name in names if not indexed_dataset.is_mask(_without_extension(name))]
     if not names:
         raise NoInput(f"{source}: no dataset matches", "a dataset is PREFIX.bin and PREFIX.idx")
     return sorted({_without_extension(name) for name in names}, key=natural_order)
@@ -130,7 +132,7 @@ def _in_directory(directory: str, output_prefix: str) -> list[str]:
         for name in names
         if name.startswith(".") and name.endswith(".bin.partial")
     }
-    prefixes = {prefix for prefix in prefixes if _resolved_path(prefix) != output}
+    prefixes = {prefix for prefix in prefixes if _resolved_path(prefix) != output and not indexed_dataset.is_mask(prefix)}
     if not prefixes:
         raise NoInput(f"{directory}: no dataset in this directory", "a dataset is PREFIX.bin and PREFIX.idx")
     for prefix in sorted(prefixes, key=natural_order):
@@ -256,6 +258,11 @@ def check_alike(parts: Sequence[Dataset], shapes: Sequence[Shape]) -> Dataset:
                 f"{part.prefix}: {_packing(part)}, {parts[0].prefix} {_packing(parts[0])}",
                 "merge first, and pack the whole",
             )
+        if bool(part.loss_mask) != bool(parts[0].loss_mask):
+            raise BadData(
+                f"{part.prefix}: {_masking(part)}, {parts[0].prefix} {_masking(parts[0])}",
+                "a run blends both: name both as its data",
+            )
     identified = [part for part in parts if part.tokenizer is not None]
     for part in identified[1:]:
         for field in ("tokenizer.sha256", "vocab_size", "eod"):
@@ -271,11 +278,17 @@ def check_alike(parts: Sequence[Dataset], shapes: Sequence[Shape]) -> Dataset:
         identified = []
     of_all = identified[0] if identified else Dataset("")
     dtype, packed = shapes[0].dtype.name, parts[0].packed
-    return Dataset("", None, None, dtype, of_all.vocab_size, of_all.eod, of_all.tokenizer, packed=packed)
+    return Dataset(
+        "", None, None, dtype, of_all.vocab_size, of_all.eod, of_all.tokenizer, packed=packed, loss_mask=parts[0].loss_mask
+    )
 
 
 def _packing(part: Dataset) -> str:
     return "is not packed" if part.packed is None else f"is packed for sequences of {part.packed} tokens"
+
+
+def _masking(part: Dataset) -> str:
+    return "has a loss mask" if part.loss_mask else "has no loss mask"
 
 
 def _value(part: Dataset, field: str) -> object:

@@ -17,12 +17,12 @@ import numpy as np
 import numpy.typing as npt
 
 from lt_preprocess.datasets import provenance, source_datasets
-from lt_preprocess.datasets.block_reader import BlockReader, Shape
+from lt_preprocess.datasets.block_reader import Shape
+from lt_preprocess.datasets.masked_documents import MaskedReader, MaskedWriter, array_dtype, token_ids
 from lt_preprocess.datasets.provenance import Derivation
 from lt_shared.console import BadData, Progress, UsageError
 from lt_shared.contracts import manifest
 from lt_shared.contracts.manifest import Dataset
-from lt_shared.data import indexed_dataset
 from lt_shared.data.document_origins import origins
 from lt_shared.data.document_origins.origins import TakenRanges
 
@@ -127,14 +127,16 @@ def build(plan: Plan) -> list[Dataset]:
     """
     thresholds = thresholds_of(plan.ratios)
     with contextlib.ExitStack() as stack:
-        reader = stack.enter_context(BlockReader(plan.source.prefix))
-        writers = [stack.enter_context(indexed_dataset.Writer(part.prefix, plan.shape.dtype)) for part in plan.results]
+        reader = stack.enter_context(MaskedReader(plan.source))
+        writers = [stack.enter_context(MaskedWriter(part, plan.shape.dtype)) for part in plan.results]
         ranges_by_part = [TakenRanges() for _ in writers]
-        with Progress("splitting", plan.shape.size_bytes, "B") as progress:
+        size_bytes = plan.shape.tokens * array_dtype(plan.shape, plan.source).itemsize
+        with Progress("splitting", size_bytes, "B") as progress:
             for documents in reader.whole(TOKENS_AT_ONCE):
                 bounds = documents.bounds.tolist()
-                token_runs = (documents.tokens[start:end] for start, end in itertools.pairwise(bounds))
-                numbers = np.array([part_of(tokens, thresholds, plan.seed) for tokens in token_runs])
+                tokens = token_ids(documents.tokens)
+                token_runs = (tokens[start:end] for start, end in itertools.pairwise(bounds))
+                numbers = np.array([part_of(run, thresholds, plan.seed) for run in token_runs])
                 for number, writer in enumerate(writers):
                     chosen = np.flatnonzero(numbers == number)
                     ranges_by_part[number].add(chosen, len(numbers))
@@ -152,5 +154,5 @@ def build(plan: Plan) -> list[Dataset]:
         for part, writer, origin, ranges in zip(plan.results, writers, plan.derivations, ranges_by_part, strict=True):
             datasets.append(dataclasses.replace(part, documents=writer.documents, tokens=writer.tokens))
             places = source and ranges.of(source)
-            writer.publish(provenance.sidecar(datasets[-1], writer.complete(), origin, plan.options, documents=places))
+            writer.publish(datasets[-1], origin, plan.options, documents=places)
     return datasets

@@ -1,6 +1,6 @@
 """Describe a finished dataset: counts, lengths of its documents, its tokenizer and its first documents.
 
-One pass over the index, none over the tokens: a dataset of a terabyte takes as long as its index.
+One pass over the index, none over the tokens: a dataset of a terabyte takes as long as its index. A loss mask is read.
 """
 
 import dataclasses
@@ -17,13 +17,15 @@ from lt_preprocess.datasets.decoding import Text
 from lt_shared.console import BadData, NoInput
 from lt_shared.contracts import manifest
 from lt_shared.contracts.manifest import Dataset
+from lt_shared.data import indexed_dataset
 
 BINS = 64
+TOKENS_AT_ONCE = 16 << 20
 SHOWN_CHARACTERS = 200
 BAR_CHARACTERS = 40
 _DOCUMENT_OPTIONS = frozenset(
     (
-        *("append_eod", "template", "bos", "max_document_tokens", "limit_documents", "limit_tokens", "fim", "dtype"),
+        *("append_eod", "template", "bos", "max_document_tokens", "limit_documents", "limit_tokens", "fim", "dtype", "chat"),
         "shard",
     )
 )
@@ -43,7 +45,7 @@ class Bin:
 class Statistics:
     """Lengths are in tokens. `first_texts` is None when the tokenizer is not known; `undecoded` then says why.
 
-    `options` are the options of tokenizing that the sidecar records.
+    `options` are the options of tokenizing that the sidecar records. `counted_tokens` count in the loss, None without a mask.
     """
 
     dataset: Dataset
@@ -54,6 +56,7 @@ class Statistics:
     first_texts: list[Text] | None
     undecoded: str | None
     options: dict[str, Any]
+    counted_tokens: int | None = None
 
     def to_record(self) -> dict[str, Any]:
         """What `--json` prints."""
@@ -70,6 +73,7 @@ class Statistics:
             },
             "first_texts": self.first_texts,
             "options": self.options,
+            **({} if self.counted_tokens is None else {"counted_tokens": self.counted_tokens}),
         }
 
     def lines(self) -> list[str]:
@@ -84,6 +88,7 @@ class Statistics:
             f"  documents   {shape.documents:,}",
             f"  sequences   {shape.sequences:,}",
             f"  tokens      {shape.tokens:,} ({shape.dtype}, {shape.size_bytes / 1e6:,.1f} MB)",
+            *([] if self.counted_tokens is None else [self._mask_line(self.counted_tokens)]),
             f"  tokenizer   {identity_text}",
             f"  vocabulary  {vocabulary}",
             *([f"  options     {', '.join(options)}"] if (options := list(self._named_options())) else []),
@@ -106,6 +111,9 @@ class Statistics:
             ending = "..." if len(shown) > SHOWN_CHARACTERS else ""
             lines.append(f"  document {number}: {shown[:SHOWN_CHARACTERS]}{ending}")
         return lines
+
+    def _mask_line(self, counted_tokens: int) -> str:
+        return f"  loss mask   {counted_tokens:,} tokens count ({counted_tokens / max(self.shape.tokens, 1):.1%})"
 
     def _named_options(self) -> Iterator[str]:
         """The options that change documents and are not at their defaults."""
@@ -134,7 +142,13 @@ def read(source: Dataset, tokenizer: Path | None, first_documents: int) -> Stati
     ]
     options = provenance.tokenizing_options(dataset.prefix)
     first_texts, undecoded = _first_texts(dataset, tokenizer, min(first_documents, shape.documents))
-    return Statistics(dataset, shape, min(shortest, longest), longest, histogram, first_texts, undecoded, options)
+    counted_tokens = _counted_tokens(dataset.prefix) if dataset.loss_mask else None
+    return Statistics(dataset, shape, min(shortest, longest), longest, histogram, first_texts, undecoded, options, counted_tokens)
+
+
+def _counted_tokens(prefix: str) -> int:
+    with BlockReader(indexed_dataset.mask_prefix(prefix)) as reader:
+        return sum(int(np.count_nonzero(reader.read(block))) for block in reader.blocks(TOKENS_AT_ONCE))
 
 
 def _first_texts(dataset: Dataset, tokenizer: Path | None, count: int) -> tuple[list[Text] | None, str | None]:

@@ -6,24 +6,24 @@ beyond the vocabulary, documents without their end of document, a sidecar that d
 unfinished run left. The columns are read in blocks, so memory is bounded; the tokens are read once.
 """
 
-import dataclasses
 import glob
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from lt_preprocess.datasets import provenance
-from lt_preprocess.datasets.block_reader import BlockReader, Column, Header, read_column, read_header
-from lt_shared.console import BadData, NoInput, Progress, counted
+from lt_preprocess.datasets.block_reader import BlockReader, Column, read_column, read_header
+from lt_preprocess.datasets.index_verification import DefectCount, Finding, Verification, check_index, column_blocks
+from lt_shared.console import BadData, NoInput, Progress
 from lt_shared.contracts import manifest
 from lt_shared.contracts.manifest import Dataset
 from lt_shared.data import indexed_dataset
 from lt_shared.data.document_origins import origins
-from lt_shared.data.indexed_dataset import DTYPE_CODES, HEADER, MAGIC, VERSION, bin_path, idx_path
+from lt_shared.data.indexed_dataset import bin_path, idx_path
 from lt_shared.files import checksums, storage
 from lt_shared.files.checksums import FileChecksum
 
@@ -32,50 +32,7 @@ FIELDS = frozenset(
     {"v", "dataset", "crc32", "plan", "run", "part", "sources", "options", "counts", "derivation", "made_by"}
     | {origins.KEY, manifest.SEAL}
 )
-ENTRIES_AT_ONCE = 1 << 20
 TOKENS_AT_ONCE = 8 << 20
-
-
-class Finding(NamedTuple):
-    """A defect: the file and a description."""
-
-    path: str
-    message: str
-
-    def __str__(self) -> str:
-        return f"{self.path}: {self.message}"
-
-
-@dataclasses.dataclass
-class Verification:
-    """The result for one dataset; `documents`, `tokens` and `sequences` are None where they cannot be determined."""
-
-    prefix: str
-    documents: int | None = None
-    tokens: int | None = None
-    sequences: int | None = None
-    findings: list[Finding] = dataclasses.field(default_factory=list)
-    changed: list[Finding] = dataclasses.field(default_factory=list)
-    """Findings about files that are sound but differ from the written files; they move to `findings` at the end."""
-
-    def find(self, path: str, message: str) -> None:
-        self.findings.append(Finding(path, message))
-
-    def summary(self) -> str:
-        if self.findings:
-            return counted(len(self.findings), "finding")
-        return f"{counted(self.documents or 0, 'document')}, {counted(self.tokens or 0, 'token')}, nothing wrong"
-
-    def to_record(self) -> dict[str, Any]:
-        """What `--json` prints."""
-        return {
-            "v": 1,
-            "kind": "verification",
-            "prefix": self.prefix,
-            "documents": self.documents,
-            "tokens": self.tokens,
-            "findings": [finding._asdict() for finding in self.findings],
-        }
 
 
 def verify(dataset: Dataset, tokenizer: Path | None = None, sample: int = 0) -> Verification:
@@ -97,12 +54,14 @@ def verify(dataset: Dataset, tokenizer: Path | None = None, sample: int = 0) -> 
     described = _described(prefix, result)
     if dataset.tokens is not None:
         described = dataset
-    dtype = _check_index(prefix, result) if is_present[0] else None
+    dtype = check_index(prefix, result) if is_present[0] else None
     if all(is_present) and dtype is not None:
         _check_counts(prefix, described, record, dtype, result)
         recorded = manifest.checksums_in(record, manifest.sidecar_path(prefix)) or {}
         _check_index_checksum(prefix, recorded.get("idx"), result)
         _check_tokens(prefix, described, recorded.get("bin"), dtype, result)
+        if described.loss_mask:
+            _check_mask(prefix, result)
     _check_leftovers(prefix, result)
     if sample and not result.findings:
         from lt_preprocess.datasets import retokenization
@@ -143,137 +102,6 @@ def _described(prefix: str, result: Verification) -> Dataset:
         return Dataset(prefix)
 
 
-def _check_index(prefix: str, result: Verification) -> np.dtype[Any] | None:
-    """Check the index and the size of the tokens; returns the dtype of the tokens, None when that is not known."""
-    path = idx_path(prefix)
-    with storage.open_read(path) as file:
-        header = read_header(file)
-        if header is None:
-            result.find(path, f"{storage.size_bytes(path)} bytes, too short for a header of {HEADER.size}")
-            return None
-        if header.magic != MAGIC:
-            result.find(path, f"begins with {header.magic!r}, not with {MAGIC!r}: not an index of a Megatron dataset")
-            return None
-        if header.version != VERSION:
-            result.find(path, f"version {header.version}, known is {VERSION}")
-        dtype = np.dtype(DTYPE_CODES[header.dtype_code]) if header.dtype_code in DTYPE_CODES else None
-        if dtype is None:
-            result.find(path, f"dtype code {header.dtype_code} is not known")
-        elif dtype.kind != "i" and dtype.kind != "u":
-            result.find(path, f"tokens are {dtype}, expected whole numbers")
-        if _check_index_size(path, header, result):
-            result.documents = header.document_entries - 1
-            result.sequences = header.sequences
-            sizes = _check_sequences(path, file, header, dtype, result)
-            _check_documents(path, file, header, result)
-            result.tokens = sizes
-    if dtype is not None and result.tokens is not None and storage.exists(bin_path(prefix)):
-        _check_bin_size(prefix, result.tokens * dtype.itemsize, result)
-    return dtype
-
-
-def _check_index_size(path: str, header: Header, result: Verification) -> bool:
-    """Whether the columns are where the header says; False when they end too early to be looked at."""
-    size = storage.size_bytes(path)
-    if size == header.end + header.sequences and header.sequences:
-        raise BadData(f"{path}: a multimodal dataset (its sequences have modes)", "only datasets of text are worked on here")
-    if size < header.end:
-        result.find(
-            path,
-            f"{size} bytes, its header says {header.end} ({header.sequences} sequences, {header.document_entries} document "
-            "entries): it is truncated",
-        )
-        return False
-    if size > header.end:
-        result.find(path, f"{size - header.end} bytes are left over after the document index")
-    return True
-
-
-def _blocks(file: IO[bytes], column: Column) -> Iterator[tuple[int, npt.NDArray[Any]]]:
-    for first in range(0, column.length, ENTRIES_AT_ONCE):
-        yield first, read_column(file, column, first, min(first + ENTRIES_AT_ONCE, column.length))
-
-
-class _Count:
-    """Counts the defects of a kind and keeps the first."""
-
-    first: str
-
-    def __init__(self) -> None:
-        self.count = 0
-
-    def add(self, wrong: npt.NDArray[np.bool_], describe: Any) -> None:
-        """Count the true entries of `wrong`. `describe` formats the defect at an index."""
-        defects = int(np.count_nonzero(wrong))
-        if defects and not self.count:
-            self.first = describe(int(np.argmax(wrong)))
-        self.count += defects
-
-    def report(self, path: str, what: str, result: Verification) -> None:
-        if self.count:
-            more = f", the first of {self.count:,}" if self.count > 1 else ""
-            result.find(path, f"{what}: {self.first}{more}")
-
-
-def _check_sequences(path: str, file: IO[bytes], header: Header, dtype: np.dtype[Any] | None, result: Verification) -> int | None:
-    """Check lengths and offsets. Returns the number of tokens, or None if a length is negative."""
-    negative, misplaced = _Count(), _Count()
-    tokens, end = 0, 0
-    for first, lengths in _blocks(file, header.lengths):
-        negative.add(lengths < 0, lambda i, first=first, lengths=lengths: f"{lengths[i]} of sequence {first + i}")
-        tokens += int(lengths.sum(dtype=np.int64))
-        if dtype is None:
-            continue
-        offsets = read_column(file, header.offsets, first, first + len(lengths))
-        ends = offsets + lengths.astype(np.int64) * dtype.itemsize
-        expected = np.concatenate([np.array([end], np.int64), ends[:-1]])
-        misplaced.add(
-            offsets != expected,
-            lambda i, first=first, offsets=offsets, expected=expected: (
-                f"{offsets[i]} of sequence {first + i}, the one before ends at {expected[i]}"
-            ),
-        )
-        end = int(ends[-1])
-    negative.report(path, "negative length", result)
-    misplaced.report(path, "wrong offset", result)
-    return None if negative.count else tokens
-
-
-def _check_documents(path: str, file: IO[bytes], header: Header, result: Verification) -> None:
-    if not header.document_entries:
-        result.find(path, "the document index is empty; it begins with 0 even without documents")
-        return
-    descending, outside = _Count(), _Count()
-    before: int | None = None
-    for first, entries in _blocks(file, header.entries):
-        if first == 0 and entries[0] != 0:
-            result.find(path, f"the document index begins with {entries[0]}, not with 0")
-        previous = np.concatenate([np.array([entries[0] if before is None else before], np.int64), entries[:-1]])
-        descending.add(
-            entries < previous,
-            lambda i, first=first, entries=entries, previous=previous: (
-                f"document {first + i} begins at sequence {entries[i]}, the one before at {previous[i]}"
-            ),
-        )
-        outside.add(
-            (entries < 0) | (entries > header.sequences),
-            lambda i, first=first, entries=entries: f"{entries[i]} for document {first + i} of {header.sequences} sequences",
-        )
-        before = int(entries[-1])
-    descending.report(path, "the document index descends", result)
-    outside.report(path, "an entry of the document index is out of range", result)
-    if before != header.sequences:
-        result.find(path, f"the document index ends at sequence {before}, there are {header.sequences}")
-
-
-def _check_bin_size(prefix: str, expected: int, result: Verification) -> None:
-    size = storage.size_bytes(bin_path(prefix))
-    if size < expected:
-        result.find(bin_path(prefix), f"{size} bytes, its index says {expected}: it is truncated")
-    elif size > expected:
-        result.find(bin_path(prefix), f"{size} bytes, its index says {expected}: {size - expected} bytes are left over")
-
-
 def _check_counts(prefix: str, described: Dataset, record: dict[str, Any], dtype: np.dtype[Any], result: Verification) -> None:
     """Compare the measured counts with the manifest line (`described`) and with `counts` in the sidecar."""
     sidecar_path = manifest.sidecar_path(prefix)
@@ -289,7 +117,8 @@ def _check_counts(prefix: str, described: Dataset, record: dict[str, Any], dtype
         stored = counts.get(name)
         if stored is not None and measured is not None and stored != measured:
             result.find(sidecar_path, f"counts: {name} {stored}, the dataset has {measured}")
-    if (record.get("options") or {}).get("append_eod") is True and described.eod is None:
+    ends_documents = (record.get("options") or {}).get("append_eod") is True
+    if ends_documents and described.eod is None and not indexed_dataset.is_mask(prefix):
         result.find(sidecar_path, "made with --append-eod, but no end-of-document token is named")
     if described.vocab_size is not None:
         requested = (record.get("options") or {}).get("dtype")
@@ -334,7 +163,7 @@ def _check_tokens(
         recorded = None
     if (described.vocab_size is None and eod is None and bos is None and recorded is None) or dtype.kind not in "iu":
         return
-    unknown, endless, headless = _Count(), _Count(), _Count()
+    unknown, endless, headless = DefectCount(), DefectCount(), DefectCount()
     crc32 = 0
     with Progress("verifying", size, "B") as progress:
         for first, tokens, bounds, first_document in _tokens(prefix, dtype, result):
@@ -374,6 +203,28 @@ def _check_tokens(
     unknown.report(bin_path(prefix), "token beyond the vocabulary", result)
     endless.report(bin_path(prefix), "no end of document", result)
     headless.report(bin_path(prefix), "no beginning of document", result)
+
+
+def _check_mask(prefix: str, result: Verification) -> None:
+    """Verify the loss mask as a dataset of its own, and compare its documents with those of the tokens."""
+    mask = indexed_dataset.mask_prefix(prefix)
+    try:
+        # A mask has two values: 0 and 1.
+        verification = verify(Dataset(mask, vocab_size=2))
+    except NoInput:
+        result.find(bin_path(mask), "missing: the dataset says that it has a loss mask")
+        return
+    result.findings.extend(verification.findings)
+    if not verification.findings and not result.findings:
+        with storage.open_read(idx_path(prefix)) as tokens, storage.open_read(idx_path(mask)) as file:
+            tokens_header, header = read_header(tokens), read_header(file)
+            assert tokens_header is not None and header is not None
+            is_alike = tokens_header.sequences == header.sequences and all(
+                np.array_equal(lengths, read_column(file, header.lengths, first, first + len(lengths)))
+                for first, lengths in column_blocks(tokens, tokens_header.lengths)
+            )
+        if not is_alike:
+            result.find(bin_path(mask), f"is not the loss mask of {prefix}: its documents have other lengths")
 
 
 def _tokens(

@@ -39,7 +39,8 @@ class Encoded:
     """A chunk's encoded documents: one column per key, with equal numbers of documents.
 
     `text_bytes` is the size in UTF-8; `end` is the position after the chunk; `lines` are the lines of its input. `sources` are
-    the documents in the input that the documents were cut from, None if none was cut; `empty_fields` as in `Batch`.
+    the documents in the input that the documents were cut from, None if none was cut; `empty_fields` as in `Batch`. `loss_mask`
+    has 1 for each token of the one column that counts in the loss, else 0, if the documents are conversations.
     """
 
     columns: list[Documents]
@@ -52,6 +53,12 @@ class Encoded:
     removed: Removed = NOTHING_REMOVED
     sources: npt.NDArray[np.int64] | None = None
     empty_fields: npt.NDArray[np.bool_] | None = None
+    loss_mask: Documents | None = None
+
+    @property
+    def outputs(self) -> list[Documents]:
+        """The documents of every dataset that is written, in the order of `Plan.output_prefixes`."""
+        return self.columns if self.loss_mask is None else [self.loss_mask, *self.columns]
 
     @property
     def documents(self) -> int:
@@ -115,6 +122,7 @@ class Encoded:
             removed=self.removed.between(0, line),
             sources=None if self.sources is None else self.sources[:last],
             empty_fields=None if self.empty_fields is None else self.empty_fields[:count],
+            loss_mask=None if self.loss_mask is None else self.loss_mask.before(last),
         )
 
     def _ends(self) -> npt.NDArray[np.int64]:
@@ -139,6 +147,9 @@ def _encode(chunk: Chunk, recipe: Recipe, encoder: Encoder, curator: "Curator | 
         recipe.form.assemble(ids, text_lengths, texts_per_document)
         for (ids, text_lengths), (_, texts_per_document) in zip(encoded, batch.columns, strict=True)
     ]
+    loss_mask = None
+    if recipe.loss_mask is not None and batch.counted is not None:
+        loss_mask = recipe.loss_mask.assemble(batch.columns[0], batch.counted, *encoded[0], encoder)
     return Encoded(
         [documents for documents, _ in formed],
         sum(int(texts.offsets[-1]) for texts, _ in batch.columns),
@@ -150,6 +161,7 @@ def _encode(chunk: Chunk, recipe: Recipe, encoder: Encoder, curator: "Curator | 
         removed,
         formed[0].sources,
         batch.empty_fields,
+        loss_mask,
     )
 
 

@@ -56,7 +56,7 @@ class Journal:
         """The last state that the records of an earlier run hold, if it ran the same plan."""
         if not records or records[0] != self._header():
             return None
-        if records[1]["datasets"] != self._plan.dataset_prefixes(records[1]["part"]):
+        if records[1]["datasets"] != self._plan.output_prefixes(records[1]["part"]):
             return None
         state = State.from_record(records[1])
         return state if records[1]["on_error"] == on_error or state.bad_lines == 0 else None
@@ -64,7 +64,7 @@ class Journal:
     def _record(self, state: State) -> dict[str, Any]:
         return dataclasses.asdict(state) | {
             "on_error": self._plan.options.on_error,
-            "datasets": self._plan.dataset_prefixes(state.part),
+            "datasets": self._plan.output_prefixes(state.part),
             "quarantine": self._plan.quarantine_path(state.part),
         }
 
@@ -142,13 +142,13 @@ def _can_resume(state: State, plan: Plan) -> bool:
     """Whether all recorded output is intact. Retracts published files of a dataset that was not published completely."""
     if not _finished_parts_are_whole(state, plan):
         return False
-    for prefix, extent in zip(plan.dataset_prefixes(state.part), state.extents, strict=True):
+    for prefix, extent in zip(plan.output_prefixes(state.part), state.extents, strict=True):
         if state.is_closed and not indexed_dataset.retract_unfinished(prefix):
             if not sidecar.is_whole(prefix, plan, state.part):
                 return False
-        elif not indexed_dataset.can_resume(prefix, plan.dtype, extent):
+        elif not indexed_dataset.can_resume(prefix, plan.dtype_of(prefix), extent):
             return False
-    prefixes = plan.dataset_prefixes(state.part)
+    prefixes = plan.output_prefixes(state.part)
     is_published = state.is_closed and not any(map(indexed_dataset.is_partial, prefixes))
     if not is_published and not resumable_files.holds(origin_rows.name(prefixes[0]), state.origin_bytes, state.origin_crc32):
         return False
@@ -162,7 +162,7 @@ def _can_resume(state: State, plan: Plan) -> bool:
 
 
 def _finished_parts_are_whole(state: State, plan: Plan) -> bool:
-    return all(sidecar.is_whole(prefix, plan, part) for part in range(state.part) for prefix in plan.dataset_prefixes(part))
+    return all(sidecar.is_whole(prefix, plan, part) for part in range(state.part) for prefix in plan.output_prefixes(part))
 
 
 def _discard(record: dict[str, Any]) -> None:
@@ -198,7 +198,7 @@ def _discard_overlapping(plan: Plan, path: str) -> None:
 def _overlapping(journal: IO[bytes], plan: Plan) -> list[dict[str, Any]]:
     """The last state in a journal if its run was making a dataset that the plan makes, too."""
     states = _records(journal.read(), plan)[1:]
-    return [state for state in states if set(state["datasets"]) & set(plan.dataset_prefixes(state["part"]))]
+    return [state for state in states if set(state["datasets"]) & set(plan.output_prefixes(state["part"]))]
 
 
 def delete_finished(plan: Plan) -> None:
@@ -245,7 +245,7 @@ def _is_state(record: Any, plan: Plan) -> bool:
         and isinstance(datasets, list)
         and len(datasets) == len(state.extents) > 0
         and all(isinstance(name, str) for name in names)
-        and all(re.fullmatch(f"{part}.+_document", os.path.basename(name), re.DOTALL) for name in datasets)
+        and all(re.fullmatch(rf"{part}.+_document(\.loss_mask)?", os.path.basename(name), re.DOTALL) for name in datasets)
         and re.fullmatch(f"{part}quarantine[.]jsonl", os.path.basename(record["quarantine"])) is not None
     )
 

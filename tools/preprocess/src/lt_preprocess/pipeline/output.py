@@ -38,13 +38,13 @@ class OutputPart:
         self._part = state.part
         self._is_resumable = is_resumable
         self._origin_bytes, self._origin_crc32 = state.origin_bytes, state.origin_crc32
-        self._origin_name = origin_rows.name(plan.dataset_prefixes(state.part)[0])
+        self._origin_name = origin_rows.name(plan.output_prefixes(state.part)[0])
         self._quarantine_path = plan.quarantine_path(state.part)
         self._quarantine: IO[bytes] | None = None
         self.quarantine_bytes, self.quarantine_crc32 = state.quarantine_bytes, state.quarantine_crc32
         self._writers = {
-            prefix: indexed_dataset.Writer(prefix, plan.dtype, extent if is_resumable else None)
-            for prefix, extent in zip(plan.dataset_prefixes(state.part), state.extents, strict=True)
+            prefix: indexed_dataset.Writer(prefix, plan.dtype_of(prefix), extent if is_resumable else None)
+            for prefix, extent in zip(plan.output_prefixes(state.part), state.extents, strict=True)
         }
         self._published: dict[str, manifest.Dataset] = {}
         if state.is_closed and is_resumable:
@@ -130,20 +130,27 @@ class OutputPart:
             storage.remove(self._quarantine_path)
         origins = sidecar.origins(self._plan, self.origins, state) if self._writers else None
         for prefix, writer in self._writers.items():
-            dataset = manifest.Dataset(
-                prefix,
-                writer.documents,
-                writer.tokens,
-                self._plan.dtype,
-                self._plan.tokenizer.vocab_size,
-                self._plan.tokenizer.eod,
-                self._plan.identity,
-                removed=removals.subtracted(state.removed, state.removed_before) or None,
-            )
+            dataset = self._described(prefix, writer, state)
             content = sidecar.content(self._plan, dataset, writer.extent, writer.complete(), state, origins)
             writer.publish((manifest.sidecar_path(prefix), content))
             self._published[prefix] = dataset
         return [self._published[prefix] for prefix in self._plan.dataset_prefixes(state.part)]
+
+    def _described(self, prefix: str, writer: indexed_dataset.Writer, state: State) -> manifest.Dataset:
+        plan = self._plan
+        if indexed_dataset.is_mask(prefix):
+            return manifest.Dataset(prefix, writer.documents, writer.tokens, plan.dtype_of(prefix))
+        return manifest.Dataset(
+            prefix,
+            writer.documents,
+            writer.tokens,
+            plan.dtype,
+            plan.tokenizer.vocab_size,
+            plan.tokenizer.eod,
+            plan.identity,
+            removed=removals.subtracted(state.removed, state.removed_before) or None,
+            loss_mask=True if plan.conversations is not None else None,
+        )
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._stack.__exit__(kind, error, trace)
@@ -155,7 +162,8 @@ def _delete_later_parts(plan: Plan, last: int) -> None:
         return
     deleted: list[str] = []
     for key in plan.options.json_keys:
-        name = re.compile(re.escape(f"{plan.prefix}-part") + r"(\d{5,})" + re.escape(f"_{key}_document") + r"\.(bin|idx|json)")
+        extension = r"(\.loss_mask)?\.(bin|idx|json)"
+        name = re.compile(re.escape(f"{plan.prefix}-part") + r"(\d{5,})" + re.escape(f"_{key}_document") + extension)
         paths = glob.iglob(f"{glob.escape(f'{plan.prefix}-part')}*{glob.escape(f'_{key}_document')}.*")
         numbers = {int(match[1]) for path in paths if (match := name.fullmatch(path))}
         for number in sorted(number for number in numbers if number > last):
@@ -165,8 +173,9 @@ def _delete_later_parts(plan: Plan, last: int) -> None:
                 continue
             # The sidecar goes last: as long as it is there, a later run knows whose files these are.
             storage.remove(plan.quarantine_path(number))
-            for path in (indexed_dataset.idx_path(prefix), indexed_dataset.bin_path(prefix), manifest.sidecar_path(prefix)):
-                storage.remove(path)
+            for stale in (prefix, indexed_dataset.mask_prefix(prefix)):
+                for path in (indexed_dataset.idx_path(stale), indexed_dataset.bin_path(stale), manifest.sidecar_path(stale)):
+                    storage.remove(path)
             deleted.append(prefix)
     if deleted:
         more = f" and {len(deleted) - 1} more" if len(deleted) > 1 else ""

@@ -22,8 +22,11 @@ import numpy as np
 
 from lt_preprocess.curation.rules import NO_RULES, Rules
 from lt_preprocess.documents import recipe as recipes
+from lt_preprocess.documents.conversation_filter import Conversations
 from lt_preprocess.documents.document_form import DocumentForm
 from lt_preprocess.documents.fill_in_the_middle import FillInTheMiddle
+from lt_preprocess.pipeline import chat_plan
+from lt_preprocess.pipeline.chat_plan import Chat
 from lt_preprocess.readers import inputs, text_template
 from lt_preprocess.readers.inputs import SampleBy
 from lt_preprocess.readers.slices import Slice
@@ -76,6 +79,7 @@ class Options:
     limit_tokens: int | None = None
     fim: FillInTheMiddle | None = None
     dtype: TokenType | None = None
+    chat: Chat | None = None
 
     def to_record(self) -> dict[str, Any]:
         """Leave out newer options that have their default, so that older fingerprints stay valid."""
@@ -95,7 +99,7 @@ class Options:
 
 
 _NEWER = {"stream": False, "sample_by": "document"} | dict.fromkeys(
-    ("template", "bos", "max_document_tokens", "limit_documents", "limit_tokens", "fim", "dtype")
+    ("template", "bos", "max_document_tokens", "limit_documents", "limit_tokens", "fim", "dtype", "chat")
 )
 """Options that older versions did not have, with their defaults."""
 
@@ -105,7 +109,7 @@ class Plan:
     """A command that has been checked.
 
     `sources` are fingerprints of `paths`, None with standard input or a pipe among them; `prefix` is the start of all output
-    names, with the shard's number.
+    names, with the shard's number. `conversations` is set for chat files.
     """
 
     prefix: str
@@ -115,6 +119,7 @@ class Plan:
     identity: manifest.Tokenizer
     options: Options
     rules_fingerprint: dict[str, Any] = dataclasses.field(default_factory=dict)
+    conversations: Conversations | None = None
 
     @property
     def duplicates(self) -> "DuplicateList | None":
@@ -151,6 +156,8 @@ class Plan:
         """How the chunks of the inputs become documents."""
         options = self.options
         form = DocumentForm(np.dtype(self.dtype), options.bos, self.eod, options.max_document_tokens, options.fim)
+        if self.conversations is not None:
+            return recipes.of_conversations(options.json_keys[0], self.conversations, form, self.tokenizer)
         return recipes.make(options.json_keys, options.template, form)
 
     @property
@@ -186,16 +193,25 @@ class Plan:
         """One dataset for each key."""
         return [f"{self.part_prefix(part)}_{key}_document" for key in self.options.json_keys]
 
+    def output_prefixes(self, part: int) -> list[str]:
+        """Every pair of `.bin` and `.idx` that is written, in the order in which they are published: a loss mask comes first."""
+        prefixes = self.dataset_prefixes(part)
+        return prefixes if self.options.chat is None else [*map(indexed_dataset.mask_prefix, prefixes), *prefixes]
+
+    def dtype_of(self, output_prefix: str) -> str:
+        """The dtype of a dataset or of a loss mask."""
+        return indexed_dataset.MASK_DTYPE.name if indexed_dataset.is_mask(output_prefix) else self.dtype
+
     def quarantine_path(self, part: int) -> str:
         return f"{self.part_prefix(part)}_quarantine.jsonl"
 
     def to_record(self) -> dict[str, Any]:
         """The plan as `--dry-run` prints it."""
-        prefixes = self.dataset_prefixes(0)
+        prefixes = self.output_prefixes(0)
         return {
             "v": RESULT_VERSION,
             "kind": "plan",
-            "prefix": prefixes[0],
+            "prefix": self.dataset_prefixes(0)[0],
             "outputs": [f"{prefix}{extension}" for prefix in prefixes for extension in (".bin", ".idx", ".json")],
             "inputs": self.sources or [{"path": path} for path in self.paths],
             "tokenizer": dataclasses.asdict(self.identity),
@@ -237,6 +253,8 @@ def plan(
             raise UsageError("--max-document-tokens and --fim-rate: a cut would part the middle from its prefix and suffix")
     if options.template is not None:
         text_template.parse(options.template)
+    if options.chat is not None:
+        chat_plan.check(options.chat, options.template, options.sample_by, options.fim, options.rules)
     for key in options.json_keys:
         if "/" in key or not key:
             raise UsageError(f"--json-keys {key!r}: cannot be a part of a file name")
@@ -248,7 +266,7 @@ def plan(
     if twice := _given_twice(paths):
         warn(f"{twice}: some inputs are given more than once, and are read as often")
     sources = _fingerprints(paths) if all(map(_can_be_read_again, paths)) else None
-    loaded = tokenizers.load(files, options.special_tokens)
+    loaded = tokenizers.load(files, options.special_tokens if options.chat is None else "parse")
     if eod_token is not None:
         _end_with(loaded, eod_token, options)
     if options.append_eod and loaded.eod is None:
@@ -267,12 +285,16 @@ def plan(
         options = dataclasses.replace(options, fim=options.fim.resolved(loaded))
     if options.dtype is not None and loaded.vocab_size - 1 > np.iinfo(options.dtype).max:
         raise BadConfig(f"--dtype {options.dtype}: too small for the {loaded.vocab_size:,} entries of this tokenizer")
+    conversations = None
+    if options.chat is not None:
+        conversations = chat_plan.conversations(options.chat, files, loaded, options.special_tokens == "reject")
+        options = dataclasses.replace(options, chat=options.chat.resolved(conversations.template))
     prefix = _checked_prefix(output_prefix)
     if options.shard is not None:
         prefix = f"{prefix}-{options.shard.index:05d}-of-{options.shard.count:05d}"
     _check_that_no_input_is_an_output(paths, prefix, options)
     identity = tokenizers.identity(files, tokenizer_path)
-    checked_plan = Plan(prefix, paths, sources, loaded, identity, options, options.rules.fingerprint())
+    checked_plan = Plan(prefix, paths, sources, loaded, identity, options, options.rules.fingerprint(), conversations)
     if (duplicates := checked_plan.duplicates) is not None:
         duplicates.check()
     return checked_plan

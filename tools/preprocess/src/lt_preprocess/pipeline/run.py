@@ -82,7 +82,7 @@ class _Run:
 
     def __enter__(self) -> Self:
         if self._log.state is None:
-            self._state = State(extents=tuple(Extent() for _ in self._plan.options.json_keys))
+            self._state = State(extents=tuple(Extent() for _ in self._plan.output_prefixes(0)))
             self._log.write(self._state)
         else:
             self._state = self._log.state
@@ -163,7 +163,7 @@ class _Run:
         lines = (self._state.lines if is_same_input else NOTHING_READ).at(encoded)
         written = min(self._state.taken, encoded.documents)
         left_to_skip = self._state.taken - written
-        columns = [column.since(written) for column in encoded.columns] if written else encoded.columns
+        columns = [column.since(written) for column in encoded.outputs] if written else encoded.outputs
         # An earlier run counted the lines before the document that follows those that it wrote.
         counted_line = encoded.line_of(self._state.taken)
         while (fitting := self._part.fitting(columns)) < encoded.documents - written:
@@ -295,7 +295,7 @@ def _prepared_encoders(plan: Plan, workers: int) -> list[Encoder]:
 
     def prepare() -> list[Encoder]:
         json_batch.prepare()
-        plan.recipe.form.prepare()
+        plan.recipe.prepare()
         return [plan.tokenizer.new_encoder() for _ in range(workers)]
 
     return jit.apart(prepare)

@@ -79,7 +79,7 @@ def _empty_fields(plan: Plan, state: State) -> dict[str, Any]:
 
 
 def _json_key(plan: Plan, prefix: str, part: int) -> str:
-    return plan.options.json_keys[plan.dataset_prefixes(part).index(prefix)]
+    return plan.options.json_keys[plan.dataset_prefixes(part).index(prefix.removesuffix(indexed_dataset.MASK_SUFFIX))]
 
 
 def _fingerprint_of_all_shards(plan: Plan) -> str | None:
@@ -128,11 +128,15 @@ def up_to_date(plan: Plan) -> list[manifest.Dataset] | None:
     stored_sources: list[dict[str, Any]] = []
     part = 0
     while plan.fingerprint is not None:
-        outcomes = [_made(prefix, plan, part) for prefix in plan.dataset_prefixes(part)]
+        outcomes = [_made(prefix, plan, part) for prefix in plan.output_prefixes(part)]
         whole = [outcome for outcome in outcomes if outcome is not None]
         if len(whole) < len(outcomes):
             return None
-        datasets += [dataclasses.replace(outcome.dataset, tokenizer=plan.identity) for outcome in whole]
+        datasets += [
+            dataclasses.replace(outcome.dataset, tokenizer=plan.identity)
+            for outcome in whole
+            if not indexed_dataset.is_mask(outcome.dataset.prefix)
+        ]
         # All datasets of a part have the same sources.
         stored_sources += whole[0].sources
         if whole[-1].is_last:
@@ -164,7 +168,7 @@ def _made(prefix: str, plan: Plan, part: int) -> _Made | None:
     record = read(prefix) or {}
     if not _is_of(record, plan, part, _json_key(plan, prefix, part)):
         return None
-    dataset = _whole(prefix, plan.dtype, record)
+    dataset = _whole(prefix, plan.dtype_of(prefix), record)
     return None if dataset is None else _Made(dataset, record["part"]["is_last"], record.get("sources") or [])
 
 

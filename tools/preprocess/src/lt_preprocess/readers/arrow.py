@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from lt_preprocess.readers.arrow_columns import columns_for
 from lt_preprocess.readers.arrow_rows import (
-    Columns,
     RowsChunk,
     WaitingRows,
     dictionary_indices,
@@ -73,7 +73,7 @@ def row_chunks(
     try:
         watched = _Watched(content if is_file else content.preceded_by(header))
         with pyarrow.ipc.open_stream(pyarrow.PythonFile(watched, mode="r")) as reader:
-            columns = Columns(source, reader.schema, json_keys)
+            columns = columns_for(source, reader.schema, json_keys)
             waiting = WaitingRows(source, start.input, json_keys, columns.types)
             for batch in reader:
                 begin, row = row, row + len(batch)

@@ -19,8 +19,7 @@ from lt_preprocess.readers.batch import BadLine, Batch, ChunkLines, Column
 from lt_preprocess.readers.chunks import MARGIN_BYTES, Position
 from lt_preprocess.readers.records import RowChunk
 from lt_preprocess.texts import PADDING_BYTES, Lengths, Texts
-from lt_shared.console import BadData, Unavailable
-from lt_shared.data.document_origins import key_paths
+from lt_shared.console import Unavailable
 
 _ROW_BYTES = 16
 """Added to the text of a row, as its JSON line adds bytes: a chunk of short rows has no more rows than a chunk of lines."""
@@ -246,79 +245,3 @@ def _offsets(array: Any) -> Lengths:
     types = load_pyarrow().types
     dtype = np.int64 if types.is_large_string(array.type) or types.is_large_list(array.type) else np.int32
     return np.frombuffer(offset_buffer, dtype)[array.offset :][: len(array) + 1].astype(np.int64)
-
-
-class Columns:
-    """The columns of a table under keys, or under paths through structs. Raises BadData for a key without texts.
-
-    `names` are those to read, a leaf of a struct as `struct.leaf`; `types` are those that the columns of the keys are read as: a
-    column of type null has no value, and is read as one of texts, as is an optional key that the table lacks.
-    """
-
-    def __init__(self, source: str, schema: Any, json_keys: Sequence[str]):
-        self._json_keys = json_keys
-        self._paths = [_path(source, schema, key) for key in json_keys]
-        self.names = list(dict.fromkeys(".".join(path) for path in self._paths if path is not None)) or schema.names[:1]
-        self.types = [
-            load_pyarrow().large_string() if path is None else _text_type(source, schema, key, path)
-            for key, path in zip(json_keys, self._paths, strict=True)
-        ]
-
-    def select(self, batch: Any) -> Any:
-        """A batch with a column for each key, by its name."""
-        arrays = [self._column(batch, path) for path in self._paths]
-        return load_pyarrow().RecordBatch.from_arrays(arrays, names=list(self._json_keys))
-
-    def _column(self, batch: Any, path: tuple[str, ...] | None) -> Any:
-        if path is None:
-            return load_pyarrow().nulls(len(batch))
-        column = batch.column(path[0])
-        if len(path) == 1:
-            return column
-        import pyarrow.compute
-
-        return pyarrow.compute.struct_field(column, list(path[1:]))
-
-
-def _path(source: str, schema: Any, key: str) -> tuple[str, ...] | None:
-    """The column of a key and the fields in it; None for an optional key that the table lacks."""
-    name = text_keys.name_of(key)
-    if schema.names.count(name) > 1:
-        raise BadData(f"{source}: {schema.names.count(name)} columns are called {name!r}", "rename all but one of them")
-    for path in ((name,), key_paths.path_of(name)):
-        if _type_at(schema, path) is not None:
-            return path
-    if text_keys.is_optional(key):
-        return None
-    raise BadData(f"{source}: no column {name!r}; there are {', '.join(schema.names)}")
-
-
-def _type_at(schema: Any, path: tuple[str, ...]) -> Any:
-    """The type at a path, None if there is none."""
-    fields = {field.name: field.type for field in schema}
-    for part in path[:-1]:
-        kind = fields.get(part)
-        if kind is None or not load_pyarrow().types.is_struct(kind):
-            return None
-        fields = {kind.field(number).name: kind.field(number).type for number in range(kind.num_fields)}
-    return fields.get(path[-1])
-
-
-def _text_type(source: str, schema: Any, key: str, path: tuple[str, ...]) -> Any:
-    """The Arrow type that a column is read as."""
-    pyarrow = load_pyarrow()
-    kind = _type_at(schema, path)
-    text = pyarrow.large_string()
-    if _is_text(kind):
-        return kind if pyarrow.types.is_string(kind) else text
-    if is_list(kind) and _is_text(kind.value_type):
-        return kind if pyarrow.types.is_string(kind.value_type) else pyarrow.large_list(text)
-    name = text_keys.name_of(key)
-    raise BadData(f"{source}: column {name!r} is of type {kind}, expected strings or lists of strings")
-
-
-def _is_text(kind: Any) -> bool:
-    types = load_pyarrow().types
-    if types.is_dictionary(kind):
-        return _is_text(kind.value_type)
-    return bool(types.is_null(kind) or types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind))

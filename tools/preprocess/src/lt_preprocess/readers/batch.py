@@ -81,13 +81,15 @@ class Batch(NamedTuple):
     """A chunk's documents, in order: one column per key, with equal numbers of documents.
 
     `empty_fields` bool [documents, optional fields of the template]: which fields a document does not fill, if there is a
-    template.
+    template. `counted` has for each document, a conversation, the bounds in bytes of the parts that count in the loss, int64
+    [parts, 2].
     """
 
     columns: list[Column]
     bad_lines: list[BadLine]
     lines: ChunkLines
     empty_fields: npt.NDArray[np.bool_] | None = None
+    counted: Sequence[npt.NDArray[np.int64]] | None = None
 
     def without(self, documents: Collection[int]) -> "Batch":
         """Copy the batch except for some documents and their lines."""
@@ -98,6 +100,9 @@ class Batch(NamedTuple):
             self.bad_lines,
             self.lines.without(documents),
             None if self.empty_fields is None else self.empty_fields[~is_excluded],
+            None
+            if self.counted is None
+            else [bounds for bounds, left_out in zip(self.counted, is_excluded.tolist(), strict=True) if not left_out],
         )
 
 

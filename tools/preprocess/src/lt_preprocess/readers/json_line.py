@@ -27,7 +27,7 @@ def texts_of(line: bytes, json_keys: tuple[str, ...]) -> list[list[bytes]]:
     record = _parse(line)
     if not isinstance(record, dict):
         raise Unusable("not a JSON object")
-    return [_texts_of(record, key) for key in json_keys]
+    return [[line] if text_keys.is_record(key) else _texts_of(record, key) for key in json_keys]
 
 
 def _texts_of(record: dict[str, Any], key: str) -> list[bytes]:

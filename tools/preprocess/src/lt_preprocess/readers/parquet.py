@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import IO, Any
 
 from lt_preprocess.readers import chunks
-from lt_preprocess.readers.arrow_rows import Columns, RowsChunk, WaitingRows, load_pyarrow, text_bytes_of_rows
+from lt_preprocess.readers.arrow_columns import Columns, columns_for
+from lt_preprocess.readers.arrow_rows import RowsChunk, WaitingRows, load_pyarrow, text_bytes_of_rows
 from lt_preprocess.readers.chunks import Position
 from lt_preprocess.texts import Lengths
 from lt_shared.console import BadData
@@ -39,7 +40,7 @@ def row_chunks(
 def _row_chunks(
     source: str, file: Any, json_keys: Sequence[str], start: Position, size_bytes: int, advance: Callable[[int], None]
 ) -> Iterator[RowsChunk]:
-    columns = Columns(source, file.schema_arrow, json_keys)
+    columns = columns_for(source, file.schema_arrow, json_keys)
     advanced = functools.partial(_share, size_bytes, file.metadata.num_rows)
     waiting = WaitingRows(source, start.input, json_keys, columns.types)
     step = _Step()

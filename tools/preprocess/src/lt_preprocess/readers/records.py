@@ -45,6 +45,8 @@ class TextRecord(Record):
         self.size_bytes = len(text)
 
     def texts(self, json_key: str) -> list[bytes]:
+        if text_keys.is_record(json_key):
+            raise json_line.Unusable("not a JSON object")
         return [self._text] if self._text else []
 
     def raw(self) -> bytes:
@@ -59,6 +61,8 @@ class FieldsRecord(Record):
         self.size_bytes = sum(len(value) for value in fields.values() if value is not None)
 
     def texts(self, json_key: str) -> list[bytes]:
+        if text_keys.is_record(json_key):
+            return [self.raw()]
         name = text_keys.name_of(json_key)
         value = self._fields.get(name)
         if value is None and text_keys.is_optional(json_key):

@@ -1,7 +1,8 @@
 """Keys as readers take them: keys or paths of a record (`key_paths`), optional ones marked.
 
 A key that ends with a null character is optional: such a record may lack it or hold null. The fields of templates become such
-keys; nobody can type one.
+keys; nobody can type one. A key that begins with a null character is a whole record, as JSON; it names the columns that matter
+where a reader has columns.
 """
 
 import functools
@@ -13,10 +14,25 @@ from lt_shared.data.document_origins import key_paths
 _OPTIONAL = "\0"
 
 MISSING = key_paths.MISSING
+_RECORD = "\0"
 
 
 def optional(name: str) -> str:
     return name + _OPTIONAL
+
+
+def record_of(columns: Iterable[str]) -> str:
+    """The key of a whole record, of which `columns` matter."""
+    return _RECORD + _RECORD.join(columns)
+
+
+def is_record(key: str) -> bool:
+    return key.startswith(_RECORD)
+
+
+def columns_of(key: str) -> list[str]:
+    """The columns that matter in a record."""
+    return key.split(_RECORD)[1:]
 
 
 @functools.cache
@@ -32,7 +48,7 @@ def is_optional(key: str) -> bool:
 @functools.cache
 def is_path(key: str) -> bool:
     """Whether a key may lead through objects."""
-    return key_paths.path_of(name_of(key)) != (name_of(key),)
+    return is_record(key) or key_paths.path_of(name_of(key)) != (name_of(key),)
 
 
 def names(json_keys: Iterable[str]) -> list[str]:

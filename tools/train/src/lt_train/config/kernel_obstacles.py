@@ -11,6 +11,7 @@ from lt_train.config.optional_packages import FLASH_ATTENTION, QUACK
 from lt_train.config.settings.batches import Batches
 from lt_train.config.settings.data import Data
 from lt_train.config.settings.layers import (
+    AUTO,
     FLASH,
     FUSED,
     FUSED_LINEAR,
@@ -162,6 +163,17 @@ def _fused_linear_obstacles(run: Run, capability: Capability) -> Obstacles:
         f"tensor parallel size {run.parallelism.tensor}, whose last rank has nothing but padding of the vocabulary": (
             _vocabulary_before_last_rank(model, run.parallelism.tensor) >= model.vocab_size
         ),
+    }
+
+
+def fp8_output_obstacles(run: Run) -> Obstacles:
+    """List obstacles to the output layer in fp8 (`lt_train.ops.fp8_linear_cross_entropy`)."""
+    model = run.architecture
+    return {
+        **_not_triton(run),
+        f"--cross-entropy-impl {run.layers.cross_entropy_impl}": run.layers.cross_entropy_impl != AUTO,
+        "--z-loss-coeff": run.optimization.z_loss_coeff > 0,
+        "scaled or capped logits": model.logits_scaling != 1 or model.final_logit_softcapping is not None,
     }
 
 

@@ -22,6 +22,7 @@ from lt_train.config.kernel_obstacles import (
     Run,
     delta_rule_obstacles,
     delta_state_obstacles,
+    fp8_output_obstacles,
     gemm_epilogue_obstacles,
     grouped_expert_obstacles,
     grouped_fp8_obstacles,
@@ -69,6 +70,8 @@ GROUPED_KINDS = (GROUPED, GROUPED_GEMM_EPILOGUE, GROUPED_FP8)
 # Grouped experts that need quack's GEMMs.
 GROUPED_BY_QUACK = (GROUPED_GEMM_EPILOGUE, GROUPED_FP8)
 SEQUENTIAL = "sequential"
+# Cross entropy fused with an output layer in fp8 (`lt_train.ops.fp8_linear_cross_entropy`).
+FP8_LINEAR = "fp8-linear"
 # The fp8 recipes that Triton's kernels cast for.
 CAST_BY_KERNELS = ("tensorwise", "blockwise")
 PEER_MEMORY = "symmetric-memory"
@@ -81,10 +84,10 @@ class Kernels:
     """The implementation chosen for every part.
 
     `attention` is "flash-attn-4", "sdpa" (PyTorch's, cuDNN first) or "flex-attention"; `swiglu` "gemm-epilogue", "triton" or
-    "torch"; `cross_entropy` "fused-linear", "triton" or "torch"; `norm`, `rope` and `adamw` "triton" or "torch"; `fp8_cast`
-    "triton" or "torch", None without fp8; `experts` "grouped-fp8", "grouped-gemm-epilogue", "grouped" or "sequential", None
-    without experts; `delta`, for layers of gated delta and of Kimi Delta Attention, "flash-linear-attention", its kernels of Kimi
-    Delta Attention for both ("flash-linear-attention-kimi"), "triton" for the states, or "torch", None without such layers;
+    "torch"; `cross_entropy` "fp8-linear", "fused-linear", "triton" or "torch"; `norm`, `rope` and `adamw` "triton" or "torch";
+    `fp8_cast` "triton" or "torch", None without fp8; `experts` "grouped-fp8", "grouped-gemm-epilogue", "grouped" or "sequential",
+    None without experts; `delta`, for layers of gated delta and of Kimi Delta Attention, "flash-linear-attention", its kernels of
+    Kimi Delta Attention for both ("flash-linear-attention-kimi"), "triton" for the states, or "torch", None without such layers;
     `collectives` of tensor parallelism or FSDP "symmetric-memory", which overlaps them with GEMMs, or "torch", None without both.
     `recomputes_swiglu`: the backward pass computes SwiGLU again instead of keeping its output.
     """
@@ -127,7 +130,7 @@ def choose(run: Run, capability: Capability, failed: Failures = NONE_FAILED) -> 
         norm=_norm(run),
         rope=_rope(run),
         swiglu=_chosen("--swiglu-impl", run, capability, failed),
-        cross_entropy=_chosen("--cross-entropy-impl", run, capability, failed),
+        cross_entropy=FP8_LINEAR if run.precision.fp8_output_proj else _chosen("--cross-entropy-impl", run, capability, failed),
         adamw=TRITON if fuses_adamw(run) else TORCH,
         fp8_cast=_fp8_cast(run),
         experts=_experts(run, capability, failed),
@@ -151,6 +154,8 @@ def problems(run: Run, capability: Capability = None) -> Iterator[ToolError]:
         if obstacle:
             instead = _first(option, run, capability)
             yield BadConfig(f"{option} {wish} does not support {obstacle}", f"drop it: auto takes {instead} here")
+    if run.precision.fp8_output_proj and (reason := _reason(fp8_output_obstacles(run))):
+        yield BadConfig(f"--fp8-output-proj does not support {reason}", "drop it")
     if run.layers.grouped_experts and run.architecture.num_experts:
         reason = _reason(grouped_expert_obstacles(run))
         if reason:
@@ -206,7 +211,7 @@ def shares_shards(run: Run) -> bool:
 
 def fuses_loss(run: Run) -> bool:
     """Return whether the loss needs no float32 copy of the logits. The memory estimate depends on this."""
-    return _chosen("--cross-entropy-impl", run, None) != TORCH
+    return bool(run.precision.fp8_output_proj) or _chosen("--cross-entropy-impl", run, None) != TORCH
 
 
 def groups_experts(run: Run) -> bool:

@@ -124,7 +124,7 @@ def run_arguments(config: RunConfig, hybrid: bool = False) -> dict[str, Any]:
         "adam_beta2": optimization.adam_beta2,
         "adam_eps": optimization.adam_eps,
         "clip_grad": optimization.clip_grad,
-        "calculate_per_token_loss": optimization.averages_tokens,
+        "calculate_per_token_loss": config.averages_tokens,
         "ema_decay": optimization.ema_decay,
         "moe_router_bias_update_rate": optimization.router_bias_update_rate,
         "mtp_loss_scaling_factor": optimization.mtp_loss_scaling_factor,

@@ -75,6 +75,11 @@ class RunConfig:
         return self.parallelism.distributed_optimizer or self.memory.fully_sharded
 
     @property
+    def averages_tokens(self) -> bool:
+        """Whether the loss is the mean over the counted tokens of a global batch, as it is with a loss mask."""
+        return self.optimization.averages_tokens or self.data.has_loss_mask
+
+    @property
     def expert_tensor_parallel(self) -> int:
         return self.parallelism.expert_tensor(self.architecture)
 

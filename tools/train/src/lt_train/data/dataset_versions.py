@@ -17,7 +17,7 @@ from typing import Any
 from lt_shared.console import BadData, warn
 from lt_shared.contracts import manifest
 from lt_shared.contracts.manifest import Dataset
-from lt_shared.data.indexed_dataset import RemoteBin
+from lt_shared.data.indexed_dataset import RemoteBin, bin_path, mask_prefix
 from lt_shared.files import storage
 from lt_shared.files.local_files import read_at
 
@@ -29,12 +29,17 @@ BLOCK_BYTES = 1 << 14
 
 def versions(datasets: Iterable[Dataset]) -> dict[str, Version]:
     """Compute by `origin`: `bin_bytes`, `idx_bytes`, `bin_samples_crc32`, `idx_samples_crc32` and, if recorded, `bin_crc32`,
-    `idx_crc32`. Raise BadData.
+    `idx_crc32`. With a loss mask, also `loss_mask_bytes` and `loss_mask_samples_crc32`. Raise BadData.
     """
     version_by_dataset = {}
-    for prefix in dict.fromkeys(dataset.prefix for dataset in datasets):
+    masked = {dataset.prefix: bool(dataset.loss_mask) for dataset in datasets}
+    for prefix, has_mask in masked.items():
         recorded = manifest.recorded_checksums(prefix) or {}
         version = {}
+        if has_mask:
+            path = bin_path(mask_prefix(prefix))
+            version["loss_mask_bytes"] = storage.size_bytes(path)
+            version["loss_mask_samples_crc32"] = _crc32(path, version["loss_mask_bytes"])
         for ending in ("bin", "idx"):
             remote = RemoteBin.of(prefix) if ending == "bin" else None
             path = f"{prefix}.{ending}"

@@ -15,7 +15,7 @@ from megatron.core import parallel_state
 from torch import Tensor
 
 from lt_shared.data.indexed_dataset import RemoteBin
-from lt_shared.data.sample_order.samples import Samples
+from lt_shared.data.sample_order.samples import UNCOUNTED, Samples
 from lt_train.config.settings.batches import Batches
 from lt_train.config.settings.data import Data
 from lt_train.config.settings.skipping import Skipping
@@ -88,7 +88,10 @@ class Loader:
         texts = read_ahead(samples, (next_batch.numbers for next_batch in to_read), threads, target_device, is_ready)
         for micro_batch, text in zip(described, texts, strict=True):
             on_device = text.to(target_device, non_blocking=True)
-            padding = None
+            uncounted = padding = None
+            if data.has_loss_mask:
+                uncounted = on_device >= UNCOUNTED
+                on_device = torch.where(uncounted, on_device - UNCOUNTED, on_device)
             if data.is_packed:
                 assert eod is not None
                 padding = on_device < 0
@@ -104,11 +107,14 @@ class Loader:
                 assert eod is not None
                 ends = tokens.eq(eod)
                 if data.reset_attention_mask:
-                    batch["documents"] = document_borders(text[:, :-1].eq(eod)).to(target_device, non_blocking=True)
+                    ends_on_host = (text[:, :-1] & (UNCOUNTED - 1)).eq(eod)
+                    batch["documents"] = document_borders(ends_on_host).to(target_device, non_blocking=True)
                 if data.reset_position_ids:
                     batch["position_ids"] = positions_in_documents(ends)
                 if data.eod_mask_loss:
                     batch["loss_mask"] = (~ends).float()
+            if uncounted is not None:
+                batch["loss_mask"] = batch["loss_mask"] * (~uncounted[:, 1:]).float()
             if padding is not None:
                 batch["loss_mask"] = batch["loss_mask"] * (~padding[:, 1:]).float()
             if micro_batch.row_counts is not None:

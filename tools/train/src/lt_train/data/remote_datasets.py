@@ -22,7 +22,7 @@ from lt_shared.contracts import manifest
 from lt_shared.contracts.manifest import Dataset
 from lt_shared.data import indexed_dataset
 from lt_shared.data.indexed_dataset import RemoteBin
-from lt_shared.data.sample_order.samples import StoredSequences
+from lt_shared.data.sample_order.samples import MaskedSequences, StoredSequences
 from lt_shared.files import storage
 from lt_shared.files.local_files import write_at
 from lt_train.config.settings.data import Data, check_datasets
@@ -68,7 +68,8 @@ def local_copy(dataset: Dataset, cache: Path) -> Dataset:
     """Return `dataset`, or for a remote dataset its local index, sidecar and RemoteBin. Copy them if they are missing."""
     if not storage.is_remote(dataset.prefix):
         return dataset
-    files = {path: storage.fingerprint(path, refresh=True) for path in _files(dataset.prefix)}
+    prefixes = [dataset.prefix, *([indexed_dataset.mask_prefix(dataset.prefix)] if dataset.loss_mask else [])]
+    files = {path: storage.fingerprint(path, refresh=True) for prefix in prefixes for path in _files(prefix)}
     digest = hashlib.blake2b(json.dumps(sorted(map(str, files.values()))).encode(), digest_size=16).hexdigest()
     copy = make_once(cache, f"dataset-{digest}", lambda directory: _copy(files, directory))
     return dataclasses.replace(dataset, prefix=str(copy / dataset.prefix.rsplit("/", 1)[-1]))
@@ -83,7 +84,8 @@ def _copy(files: dict[str, dict[str, str | int]], directory: Path) -> None:
     (directory / BLOCKS).mkdir()
     for path, version in files.items():
         target = directory / path.rsplit("/", 1)[-1]
-        if path.endswith(".bin"):
+        # A loss mask has a byte a token, and is read with every sample: it is copied whole.
+        if path.endswith(".bin") and not indexed_dataset.is_mask(path.removesuffix(".bin")):
             remote = RemoteBin(path, str(version["version"]), storage.size_bytes(path))
             storage.write_bytes(f"{target}.remote", json.dumps(remote.record).encode())
         else:
@@ -92,8 +94,15 @@ def _copy(files: dict[str, dict[str, str | int]], directory: Path) -> None:
             raise TryAgain(f"{path}: it was written anew while it was copied", "wait until the dataset is finished")
 
 
-def open_sequences(data: Data, prefix: str, is_shard: bool = False) -> StoredSequences:
+def open_sequences(data: Data, prefix: str, is_shard: bool = False) -> StoredSequences | MaskedSequences:
     """Open the sequences of a dataset of the run, or of a shard of a stream, at a local prefix."""
+    tokens = _open_tokens(data, prefix, is_shard)
+    if not indexed_dataset.has_mask(prefix) or not manifest.describe(prefix).loss_mask:
+        return tokens
+    return MaskedSequences(tokens, StoredSequences(indexed_dataset.mask_prefix(prefix)))
+
+
+def _open_tokens(data: Data, prefix: str, is_shard: bool) -> StoredSequences:
     remote = RemoteBin.of(prefix)
     if remote is None or data.object_cache_path is None or data.object_cache_gib is None:
         return StoredSequences(prefix)

@@ -21,19 +21,13 @@ BLOCK = 4096
 class _CrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, logits: Tensor, labels: Tensor, group: ProcessGroup | None) -> Tensor:
-        rows, columns = logits.shape
+        columns = logits.shape[1]
         if group is not None:
             labels = labels - group.rank() * columns
-        # Per row: log(sum(exp)) and the label's logit.
-        terms = torch.empty(2, rows, dtype=torch.float32, device=logits.device)
-        _forward[(rows,)](logits, labels, terms[0], terms[1], columns, BLOCK, num_warps=8)
-        if group is not None:
-            gathered = terms.new_empty(group.size() * 2, rows)
-            all_gather_into_tensor(gathered, terms, group=group)
-            of_ranks = gathered.view(-1, 2, rows)
-            terms = torch.stack((of_ranks[:, 0].logsumexp(0), of_ranks[:, 1].sum(0)))
-        ctx.save_for_backward(logits, labels, terms[0])
-        return terms[0] - terms[1]
+        normalizers, chosen = row_terms(logits, labels, columns, group)
+        ctx.save_for_backward(logits, labels, normalizers)
+        losses: Tensor = normalizers - chosen
+        return losses
 
     @staticmethod
     def backward(ctx: Any, gradients: Tensor) -> tuple[Tensor, None, None]:
@@ -54,10 +48,27 @@ def cross_entropy(logits: Tensor, labels: Tensor, group: ProcessGroup | None = N
     return losses
 
 
+def row_terms(logits: Tensor, labels: Tensor, columns: int, group: ProcessGroup | None) -> Tensor:
+    """Return log(sum(exp)) and the label's logit of every row, over the ranks of `group`, float32 [2, rows].
+
+    `logits` [rows, width] are contiguous. The first `columns` of them are summed, because the others are padding. `labels`, int64
+    [rows], are columns of this rank, below 0 or above `columns` if another rank has the label.
+    """
+    rows, width = logits.shape
+    terms = torch.empty(2, rows, dtype=torch.float32, device=logits.device)
+    _forward[(rows,)](logits, labels, terms[0], terms[1], width, columns, BLOCK, num_warps=8)
+    if group is None:
+        return terms
+    gathered = terms.new_empty(group.size() * 2, rows)
+    all_gather_into_tensor(gathered, terms, group=group)
+    of_ranks = gathered.view(-1, 2, rows)
+    return torch.stack((of_ranks[:, 0].logsumexp(0), of_ranks[:, 1].sum(0)))
+
+
 @triton.jit
-def _forward(logits, labels, normalizers, chosen, columns, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+def _forward(logits, labels, normalizers, chosen, width, columns, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
     row = tl.program_id(0).to(tl.int64)
-    start = logits + row * columns
+    start = logits + row * width
     # A finite start, because all columns of a rank may be padding, whose logits are -inf.
     largest = -3e38
     total = 0.0

@@ -4,17 +4,19 @@ The order is: megatron-core's configuration (`transformer_config.py`), the linea
 `Decoder` for each pipeline stage of the rank.
 """
 
+from collections.abc import Callable
 from functools import partial
 
 import torch
 from megatron.core.transformer import TransformerConfig
+from torch import Tensor
 
 from lt_shared.models.architecture import Architecture
 from lt_train.config.kernels import GROUPED_BY_QUACK, GROUPED_FP8, PEER_MEMORY, Kernels, exchanges_whole_tokens
 from lt_train.config.run_config import RunConfig
 from lt_train.config.settings.layers import Layers
 from lt_train.config.settings.memory import Memory, Recompute
-from lt_train.config.settings.precision import Precision
+from lt_train.config.settings.precision import ALL_GEMMS, Precision
 from lt_train.models.decoder import Decoder, Stage
 from lt_train.models.embedding import Embedding
 from lt_train.models.fp8_linear import Fp8Linears
@@ -26,6 +28,7 @@ from lt_train.models.pattern import ExpertKernels, Pattern
 from lt_train.models.transformer_config import transformer_config
 from lt_train.ops import expert_rows, wgrad_accumulation
 from lt_train.ops.expert_mlp import Operations
+from lt_train.ops.fp8_casts import Fp8Output, TritonCasts
 from lt_train.ops.fp8_grouped_gemm import Fp8GroupedGemms
 from lt_train.ops.grouped_gemm import QuackGroupedGemms, TorchGroupedGemms
 from lt_train.ops.row_exchange import Exchange
@@ -72,6 +75,7 @@ def build(run_config: RunConfig, kernels: Kernels, device: torch.device) -> list
         pattern,
         vocab_size=run_config.padded_vocab_size,
         z_loss_coeff=run_config.optimization.z_loss_coeff,
+        fp8_losses=_fp8_losses(precision),
         adds_embedding_gradient=_adds_embedding_gradient(config, layers, precision, memory),
         prediction_linears=_prediction_linears(config, precision, kernels, exchange),
     )
@@ -98,6 +102,17 @@ def _linears(config: TransformerConfig, precision: Precision, kernels: Kernels, 
     return OverlappedLinears(config, exchange) if _overlaps(config, kernels) else Linears(config)
 
 
+def _fp8_losses(precision: Precision) -> Callable[..., Tensor] | None:
+    """Return the function that computes the output layer's losses with GEMMs in fp8, None if the layer stays in 16 bits."""
+    if precision.fp8_output_proj is None:
+        return None
+    from lt_train.ops.fp8_linear_cross_entropy import output_losses
+
+    # The layer's scales are one per tensor or token, whatever the recipe of the blocks.
+    casts = TritonCasts(kernels_write_amax=precision.fp8_recipe == "tensorwise")
+    return partial(output_losses, settings=Fp8Output(casts, casts_logits=precision.fp8_output_proj == ALL_GEMMS))
+
+
 def _prediction_linears(config: TransformerConfig, precision: Precision, kernels: Kernels, exchange: Exchange) -> Linears:
     """Return the builder of the prediction layers' linear layers, which stay in 16 bits if the blocks multiply in fp8."""
     return Linears(config) if precision.fp8_format else _linears(config, precision, kernels, exchange)
@@ -113,6 +128,7 @@ def _decoder(
     stage: Stage,
     vocab_size: int,
     z_loss_coeff: float,
+    fp8_losses: Callable[..., Tensor] | None,
     adds_embedding_gradient: bool,
     prediction_linears: Linears,
 ) -> Decoder:
@@ -127,7 +143,7 @@ def _decoder(
     if stage.is_last:
         overlaps = _overlaps(config, kernels)
         output_layer = OutputLayer(
-            config, architecture, vocab_size, not is_tied, kernels.cross_entropy, z_loss_coeff, exchange, overlaps
+            config, architecture, vocab_size, not is_tied, kernels.cross_entropy, z_loss_coeff, exchange, overlaps, fp8_losses
         )
         if architecture.mtp_num_layers:
             numbers = range(architecture.num_layers + 1, architecture.num_layers + 1 + architecture.mtp_num_layers)

@@ -5,14 +5,14 @@ per tensor (tensorwise), per row (rowwise, more exact and slower) or per block (
 gradients, 128 x 128 of weights; Hopper only). Scaling is current, not delayed: there is no amax history. Weights, gradients and
 optimizer states keep their dtypes, so a checkpoint is the same as with bf16.
 
-Embedding and output layer stay in 16 bits. With the blockwise recipe, so do the projections of latent attention whose widths are
-no multiples of 128. The GEMMs of experts are in `lt_train.ops.fp8_grouped_gemm`.
+The embedding stays in 16 bits. With the blockwise recipe, so do the projections of latent attention whose widths are no multiples
+of 128. The GEMMs of experts are in `lt_train.ops.fp8_grouped_gemm`, those of the output layer in
+`lt_train.ops.fp8_linear_cross_entropy`.
 
 On an H200, an fp8 GEMM takes half the time of a bf16 GEMM. The casts cost a part of the saved time.
 """
 
 import dataclasses
-from collections.abc import Callable
 from functools import partial
 from typing import Any, Protocol
 
@@ -34,11 +34,10 @@ from lt_train.config.settings.precision import Precision
 from lt_train.kernels import FP8_BLOCK
 from lt_train.models.linear import Input, Linears, NormBehind, Outputs, with_bias
 from lt_train.ops import fp8_casts
-from lt_train.ops.deferred_gradients import compute_or_defer
 from lt_train.ops.fp8_casts import Casts, SwigluCasts, TritonCasts
 from lt_train.ops.fp8_gemm import Cast
 from lt_train.ops.row_exchange import Exchange
-from lt_train.ops.wgrad_accumulation import add_or_overwrite, mark_gradient_added, overwrites
+from lt_train.ops.wgrad_accumulation import accumulate_product
 
 E4M3 = torch.float8_e4m3fn
 E5M2 = torch.float8_e5m2
@@ -218,17 +217,9 @@ class _Fp8Linear(torch.autograd.Function):
 def _weight_gradient(
     casts: Casts, gradient: Cast, rows: Cast, weight: Tensor, buffer: Tensor | None, dtype: torch.dtype
 ) -> Tensor:
-    """Compute the weight's gradient from the transposes of the output's gradient and of the rows.
-
-    With a `buffer`, the gradient is added to it, now or later (`lt_train.ops.deferred_gradients`).
-    """
+    """Compute the weight's gradient from the transposes of the output's gradient and of the rows, and add it to `buffer`."""
     multiply = partial(casts.multiply, gradient, rows, fast=False)
-    if buffer is None:
-        return multiply(dtype)
-    # Not all GEMMs with scales can write float32.
-    is_direct = buffer.dtype == dtype or casts.writes_float32
-    compute_or_defer(buffer, partial(_accumulate, multiply, dtype, buffer, is_direct))
-    return mark_gradient_added(weight)
+    return accumulate_product(multiply, weight, buffer, dtype, casts.writes_float32)
 
 
 class _ColumnParallel(torch.autograd.Function):
@@ -310,15 +301,6 @@ class _RowParallel(torch.autograd.Function):
         rows_gradient, rows_transpose = ctx.source.transposed(gradient, *saved, casts)
         weight_gradient = _weight_gradient(casts, (transpose, factor), rows_transpose, weight, ctx.buffer, dtype)
         return rows_gradient, weight_gradient, None, None, None, None, None
-
-
-def _accumulate(multiply: Callable[..., Tensor], dtype: torch.dtype, buffer: Tensor, is_direct: bool) -> None:
-    """Write or add the product of `multiply` to `buffer`. `is_direct`: the GEMM can write the buffer's dtype."""
-    # fp8 GEMMs cannot accumulate into their output, so only a step's first product is written by its GEMM.
-    if is_direct and overwrites(buffer):
-        multiply(buffer.dtype, out=buffer)
-    else:
-        add_or_overwrite(multiply(dtype), buffer)
 
 
 class TransposeSaved:

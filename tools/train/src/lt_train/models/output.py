@@ -1,13 +1,14 @@
 """The output layer: logits of the vocabulary, and the loss of every token.
 
-`Kernels.cross_entropy` selects one of three implementations of the loss: "fused-linear" multiplies and reduces a block of tokens
-at a time and never holds all logits; "triton" reads the logits once in each pass; "torch" is megatron-core's, which makes a
-float32 copy.
+`Kernels.cross_entropy` selects one of four implementations of the loss: "fused-linear" multiplies and reduces a block of tokens
+at a time and never holds all logits, and so does "fp8-linear", which multiplies in fp8; "triton" reads the logits once in each
+pass; "torch" is megatron-core's, which makes a float32 copy.
 
 With `z_loss_coeff`, z_loss_coeff x log(Z)^2 is added to the minimized loss, Z being the softmax normalizer (PaLM: 1e-4). It keeps
 the logits from drifting, which costs precision in 16 bits. The reported loss stays the cross entropy.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -43,8 +44,9 @@ class OutputLayer(ColumnParallelLinear):  # type: ignore[misc]
         z_loss_coeff: float,
         exchange: Exchange,
         overlaps: bool = False,
+        fp8_losses: Callable[..., Tensor] | None = None,
     ):
-        """`overlaps`: `exchange` gathers rows while GEMMs run."""
+        """`overlaps`: `exchange` gathers rows while GEMMs run. `fp8_losses` is the function of "fp8-linear"."""
         super().__init__(
             config.hidden_size,
             padded_vocab_size,
@@ -56,13 +58,13 @@ class OutputLayer(ColumnParallelLinear):  # type: ignore[misc]
         self.vocab_size, self.scaling = architecture.vocab_size, architecture.logits_scaling
         self.cap = architecture.final_logit_softcapping
         self.cross_entropy, self.z_loss_coeff = cross_entropy, z_loss_coeff
-        self.exchange, self.overlaps = exchange, overlaps
+        self.exchange, self.overlaps, self.fp8_losses = exchange, overlaps, fp8_losses
 
     def forward(self, hidden_states: Tensor, labels: Tensor | None = None, weight: Tensor | None = None) -> Tensor:
         """Return float32 losses [b, s] for `hidden_states` [s, b, h] and `labels` [b, s]. Without labels, return logits."""
         if labels is None:
             return self._logits(hidden_states, weight).transpose(0, 1).contiguous()
-        if self.cross_entropy == FUSED_LINEAR:
+        if self.fp8_losses is not None or self.cross_entropy == FUSED_LINEAR:
             return self._fused_losses(hidden_states, labels, self.weight if weight is None else weight)
         logits = self._logits(hidden_states, weight)
         if not self.z_loss_coeff:
@@ -97,9 +99,11 @@ class OutputLayer(ColumnParallelLinear):  # type: ignore[misc]
         return losses.t().contiguous()
 
     def _fused_losses(self, hidden_states: Tensor, labels: Tensor, weight: Tensor) -> Tensor:
-        from lt_train.ops.fused_linear_cross_entropy import output_losses
-
         rows = hidden_states.reshape(-1, hidden_states.shape[-1]).contiguous()
+        if self.fp8_losses is None:
+            from lt_train.ops.fused_linear_cross_entropy import output_losses
+        else:
+            output_losses = self.fp8_losses
         losses = output_losses(rows, weight, labels.t().reshape(-1).contiguous(), self.exchange, self.vocab_size)
         return losses.view(labels.shape[::-1]).t().contiguous()
 

@@ -1,5 +1,6 @@
 """Cast 16-bit tensors to fp8 with one scale per tensor, row or block, by Triton kernels or compiled functions."""
 
+import dataclasses
 from typing import Protocol
 
 import torch
@@ -67,12 +68,13 @@ class TritonCasts:
     writes_float32 = True
     multiply = staticmethod(fp8_gemm.multiply)
 
-    def __init__(self) -> None:
+    def __init__(self, kernels_write_amax: bool = True) -> None:
+        """`kernels_write_amax`: the kernels that write a tensor compute its amax (`lt_train.kernels.amax_reduction`)."""
         from lt_train.kernels import amax_reduction, fp8, swiglu
 
         self._cast, self.transposed, self.find_amax = fp8.cast, fp8.transpose_fp8, amax_reduction.amax_parts
         self._swiglu, self._swiglu_gradient = swiglu.activation, swiglu.gradient_and_transpose
-        amax_reduction.enable(True)
+        amax_reduction.enable(kernels_write_amax)
 
     def amax(self, tensor: Tensor) -> Tensor:
         return self.find_amax(tensor)
@@ -113,6 +115,19 @@ class TritonCasts:
     ) -> tuple[Tensor, Tensor, Tensor]:
         assert amax is not None
         return self._swiglu_gradient(gradient, gate_up, amax, dtype)
+
+
+@dataclasses.dataclass(frozen=True)
+class Fp8Output:
+    """The settings of an output layer in fp8 (`lt_train.ops.fp8_linear_cross_entropy`).
+
+    `casts_logits`: the logits are a product in fp8, not only the two GEMMs of the backward pass. `fast` accumulates logits in
+    fewer bits than float32, as the other layers' forward pass does.
+    """
+
+    casts: TritonCasts
+    casts_logits: bool
+    fast: bool = True
 
 
 class TritonBlockCasts:

@@ -79,10 +79,12 @@ def states_by_torch(written: Tensor, forgotten: Tensor, keys: Tensor, over: Tens
     """Return as `lt_train.kernels.delta_states`, chunk after chunk by torch's operations."""
     state = written.new_zeros(*written.shape[:1], written.shape[2], keys.shape[-1], written.shape[-1])
     states, updates = [], []
-    for index in range(written.shape[1]):
+    # As in mamba_scan, unbind has one gradient, where each index would have one of all chunks.
+    for chunk in zip(written.unbind(1), forgotten.unbind(1), keys.unbind(1), over.unbind(1), strict=True):
+        chunk_written, chunk_forgotten, chunk_keys, chunk_decay = chunk
         states.append(state)
-        updates.append(written[:, index] - forgotten[:, index] @ state)
-        state = state * over[:, index].unsqueeze(-1) + keys[:, index].mT @ updates[-1]
+        updates.append(chunk_written - chunk_forgotten @ state)
+        state = state * chunk_decay.unsqueeze(-1) + chunk_keys.mT @ updates[-1]
     return torch.stack(states, dim=1), torch.stack(updates, dim=1)
 
 

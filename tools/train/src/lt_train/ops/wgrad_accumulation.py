@@ -10,6 +10,7 @@ and twice as much with float32 buffers.
 A GEMM can run later than its backward pass (`deferred_gradients`).
 """
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -107,6 +108,30 @@ def accumulate_weight_gradient(rows: Tensor, gradient: Tensor, weight: Any) -> T
     if len(buffer) < len(weight):
         weight.main_grad[len(buffer) :].zero_()
     return mark_gradient_added(weight)
+
+
+def accumulate_product(
+    multiply: Callable[..., Tensor], weight: Any, buffer: Tensor | None, dtype: torch.dtype, writes_float32: bool
+) -> Tensor:
+    """Compute the gradient of `weight` by `multiply`, which has fp8 operands and takes an output dtype and `out`.
+
+    With a `buffer`, the gradient is added to it, now or later (`deferred_gradients`). Otherwise it is returned in `dtype`.
+    """
+    if buffer is None:
+        return multiply(dtype)
+    # Not all GEMMs with scales can write float32.
+    is_direct = buffer.dtype == dtype or writes_float32
+    compute_or_defer(buffer, partial(_accumulate_product, multiply, dtype, buffer, is_direct))
+    return mark_gradient_added(weight)
+
+
+def _accumulate_product(multiply: Callable[..., Tensor], dtype: torch.dtype, buffer: Tensor, is_direct: bool) -> None:
+    """Write or add the product of `multiply` to `buffer`. `is_direct`: the GEMM can write the buffer's dtype."""
+    # fp8 GEMMs cannot accumulate into their output, so only a step's first product is written by its GEMM.
+    if is_direct and overwrites(buffer):
+        multiply(buffer.dtype, out=buffer)
+    else:
+        add_or_overwrite(multiply(dtype), buffer)
 
 
 def _product(rows: Tensor, gradient: Tensor, weight: Tensor) -> Tensor:

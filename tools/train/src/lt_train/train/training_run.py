@@ -208,7 +208,7 @@ class Run:
             rank_device,
             sources=datasets if datasets > 1 else 0,
             keeps_samples=config.reporting.sample_losses,
-            averages_tokens=config.optimization.averages_tokens,
+            averages_tokens=config.averages_tokens,
         )
         self.stepper = Stepper(
             self.forward_backward, config.optimization, config.precision, config.skipping, config.faults, state

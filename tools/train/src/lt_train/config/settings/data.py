@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -15,6 +15,9 @@ from lt_shared.files import storage
 from lt_train.config.settings import data_schedule, stated_tokenizer, streaming, validation_sets
 from lt_train.config.settings.data_schedule import Schedule
 from lt_train.config.settings.streaming import Streaming
+
+if TYPE_CHECKING:
+    from lt_shared.data import indexed_dataset
 
 POSITIVE = click.IntRange(min=1)
 # Enough to notice another tokenizer's data. Reading a large dataset whole would take minutes.
@@ -129,6 +132,11 @@ class Data:
     def is_packed(self) -> bool:
         """Whether samples may have different lengths."""
         return any(dataset.packed is not None for dataset in self.all_datasets)
+
+    @property
+    def has_loss_mask(self) -> bool:
+        """Whether a mask says which tokens of a dataset count in the loss."""
+        return any(dataset.loss_mask for dataset in self.all_datasets)
 
     @property
     def minds_documents(self) -> bool:
@@ -308,6 +316,7 @@ def check_datasets(data: Data, vocab_size: int) -> None:
         if not storage.is_remote(dataset.prefix):
             reader = indexed_dataset.Reader(dataset.prefix, remote=True)
             _check_tokens(dataset, reader.tokens, vocab_size)
+            _check_mask(dataset, reader)
             if data.split is not None:
                 _check_splits(data, dataset.prefix, len(reader.sequence_lengths))
             if dataset.packed is not None and reader.sequence_lengths.max() > dataset.packed + 1:
@@ -334,6 +343,20 @@ def _check_tokens(dataset: Dataset, tokens: Any, vocab_size: int) -> None:
     largest = int(tokens[:CHECKED_TOKENS].max())
     if largest >= vocab_size:
         raise BadConfig(f"{dataset.prefix}: holds token {largest}, the model's vocabulary ends at {vocab_size}")
+
+
+def _check_mask(dataset: Dataset, reader: "indexed_dataset.Reader") -> None:
+    from lt_shared.data import indexed_dataset
+
+    if dataset.loss_mask:
+        mask = indexed_dataset.open_mask(dataset.prefix, reader)
+        if not mask.tokens.any():
+            raise BadData(f"{dataset.prefix}: its loss mask counts no token", "lt-preprocess --train-on chooses what counts")
+    elif indexed_dataset.has_mask(dataset.prefix) and not storage.exists(manifest.sidecar_path(dataset.prefix)):
+        raise BadData(
+            f"{dataset.prefix}: a loss mask lies beside it, and its description is missing",
+            f"put {manifest.sidecar_path(dataset.prefix)} back, or delete the mask to train on all tokens",
+        )
 
 
 def _check_splits(data: Data, prefix: str, sequences: int) -> None:

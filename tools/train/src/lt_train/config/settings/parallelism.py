@@ -361,15 +361,26 @@ def _check_sequence(parallel: Parallelism, seq_length: int) -> Iterator[ToolErro
 
 
 def _check_mixers(parallel: Parallelism, model: Architecture) -> Iterator[ToolError]:
-    """Yield BadConfig for mixers that cannot compute on a context-parallel rank's part of a sample."""
+    """Yield BadConfig for mixers that cannot compute on a context-parallel rank's part of a sample, or on its heads."""
+    if parallel.context == 1:
+        return
     for mixer, layers in model.mixers.items():
-        if parallel.context > 1 and not MIXERS[mixer].splits_samples:
+        if not MIXERS[mixer].splits_samples:
             numbers = ", ".join(map(str, layers))
             yield BadConfig(
                 f"context parallel size {parallel.context} splits samples, and the layers {numbers} (from 0) of {model.name} have"
                 f" {mixer.replace('_', ' ')}, which needs them whole",
                 "drop --context-parallel-size",
             )
+        remedy = "choose another --context-parallel-size: its ranks exchange tokens for heads"
+        ranks = f"tensor x context parallel size {parallel.tensor} x {parallel.context}"
+        for what, size in MIXERS[mixer].exchanged(model).items():
+            if size % (parallel.tensor * parallel.context):
+                yield BadConfig(f"{what} {size} not divisible by {ranks}", remedy)
+        for what, size in MIXERS[mixer].exchanged_shared(model).items():
+            # The check of tensor parallelism refuses groups that it cannot divide.
+            if size % parallel.tensor == 0 and not _shares(size // parallel.tensor, parallel.context):
+                yield BadConfig(f"{what} {size} neither a multiple nor a divisor of {ranks}", remedy)
 
 
 def check_micro_batches(parallel: Parallelism, micro_batches: int) -> Iterator[ToolError]:

@@ -17,6 +17,8 @@ from lt_train.process import device
 
 FP8_FORMATS = ("e4m3", "hybrid")
 FP8_RECIPES = ("tensorwise", "rowwise", "blockwise")
+# The output layer's GEMMs in fp8: the two of the backward pass, or the logits, too.
+GRADIENTS, ALL_GEMMS = "gradients", "all"
 # TransformerEngine's recipe: the scale of a tensor follows from its largest values in earlier steps.
 DELAYED = "delayed"
 FP8_CAPABILITY = (8, 9)
@@ -62,6 +64,11 @@ OPTIONS = console.section(
     click.option("--fp8-format", type=click.Choice(FP8_FORMATS), help="Compute GEMMs in fp8; hybrid has e5m2 gradients."),
     click.option("--fp8-recipe", type=_Recipe(FP8_RECIPES), help="Select how tensors are scaled for fp8; by default tensorwise."),
     click.option(
+        "--fp8-output-proj",
+        type=click.Choice([GRADIENTS, ALL_GEMMS]),
+        help="Compute the output layer in fp8: its gradients, or all of its GEMMs. By default it stays in 16 bits.",
+    ),
+    click.option(
         "--deterministic",
         "--deterministic-mode",
         "deterministic",
@@ -76,6 +83,7 @@ class Precision:
     """`dtype` is torch's name for the type of weights and activations; the optimizer's master weights are float32.
 
     If `loss_scale` is None, float16 scales the loss dynamically. If `fp8_format` is None, no GEMM is in fp8.
+    `fp8_output_proj` is None if the output layer stays in 16 bits.
     """
 
     dtype: str
@@ -87,6 +95,7 @@ class Precision:
     fp8_format: str | None
     fp8_recipe: str
     deterministic: bool
+    fp8_output_proj: str | None = None
 
     @property
     def bf16(self) -> bool:
@@ -111,6 +120,8 @@ def resolve_precision(options: dict[str, Any]) -> Precision:
         raise UsageError("both --bf16 and --fp16", "give one of them")
     if options["fp8_recipe"] and not options["fp8_format"]:
         raise UsageError("--fp8-recipe without --fp8-format: no GEMM would be in fp8", "add --fp8-format hybrid, or drop it")
+    if options["fp8_output_proj"] and not options["fp8_format"]:
+        raise UsageError("--fp8-output-proj without --fp8-format", "add --fp8-format hybrid, or drop it")
     return Precision(
         dtype="bfloat16" if options["bf16"] else "float16" if options["fp16"] else "float32",
         loss_scale=options["loss_scale"],
@@ -121,6 +132,7 @@ def resolve_precision(options: dict[str, Any]) -> Precision:
         fp8_format=options["fp8_format"],
         fp8_recipe=options["fp8_recipe"] or "tensorwise",
         deterministic=options["deterministic"],
+        fp8_output_proj=options["fp8_output_proj"],
     )
 
 

@@ -4,7 +4,7 @@ A convolution of a few taps mixes each channel with its own past, so tensor-para
 kinds have one in front of their state or in its place.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.nn.functional import pad, silu
 
 from lt_train.models.norms import compiled
+from lt_train.parallel.head_exchange import Part, local_rows
 
 
 class Convolution(torch.nn.Module):
@@ -30,8 +31,13 @@ class Convolution(torch.nn.Module):
         self.weight = sharded_parameter(config, channels, 1, taps)
         self.bias = sharded_parameter(config, channels) if has_bias else None
 
-    def forward(self, channels: Tensor, numbers: Tensor | None) -> Tensor:
-        return compiled(convolve)(channels, self.weight, numbers, self.has_silu, self.bias)
+    def forward(self, channels: Tensor, numbers: Tensor | None, parts: Sequence[Part]) -> Tensor:
+        """Return the convolution of `channels` [s, b, c]; `parts` are the channels of a tensor-parallel rank.
+
+        With context parallelism, `channels` are this rank's share of the `parts` (`parallel.head_exchange`).
+        """
+        bias = None if self.bias is None else local_rows(self.bias, parts)
+        return compiled(convolve)(channels, local_rows(self.weight, parts), numbers, self.has_silu, bias)
 
     def sharded_state_dict(
         self, prefix: str = "", sharded_offsets: tuple[Any, ...] = (), metadata: dict[str, Any] | None = None

@@ -6,7 +6,8 @@
     output = out_proj(norm(mixed) silu(gates))
 
 Parameters have the names and checkpoint shards of megatron-core's GatedDeltaNet, but for `gated_norm`, to whose weight no model
-adds 1 (megatron-core's `out_norm` does if the other norms do). Tensor-parallel ranks divide the heads, and need whole samples.
+adds 1 (megatron-core's `out_norm` does if the other norms do). Tensor-parallel ranks divide the heads, as do
+context-parallel ranks between the projections.
 """
 
 from collections.abc import Callable
@@ -30,6 +31,7 @@ from lt_train.models.mixers.convolution import Convolution, sharded_parameter, s
 from lt_train.models.mixers.core_attention import document_numbers
 from lt_train.models.norms import compiled
 from lt_train.ops.gated_delta_rule import gated_delta_rule
+from lt_train.parallel.head_exchange import heads_of_all_tokens, local_rows, tokens_of_all_heads
 
 
 class GatedDeltaNet(MegatronModule):  # type: ignore[misc]
@@ -43,6 +45,19 @@ class GatedDeltaNet(MegatronModule):  # type: ignore[misc]
         super().__init__(config=config)
         self.sizes, self.ranks, self.kernels = sizes, config.tensor_model_parallel_size, kernels
         heads = sizes.linear_num_value_heads
+        # The ranks that divide the heads between the projections.
+        self.shares = self.ranks * config.context_parallel_size
+        keys, values, value_heads = (
+            (channels // self.ranks, count // self.ranks)
+            for channels, count in (
+                (sizes.key_size, sizes.linear_num_key_heads),
+                (sizes.value_size, heads),
+                (heads, heads),
+            )
+        )
+        self.convolved_parts = [keys, keys, values]
+        self.head_parts = [value_heads]
+        self.projected_parts = [*self.convolved_parts, values, value_heads, value_heads]
         self.in_proj = linears.column(config.hidden_size, sizes.projected_size, bias=False)
         self.conv1d = Convolution(config, sizes.convolved_size, sizes.linear_conv_kernel_dim, has_silu=True)
         self.dt_bias = sharded_parameter(config, heads)
@@ -54,34 +69,38 @@ class GatedDeltaNet(MegatronModule):  # type: ignore[misc]
     def forward(self, hidden_states: Tensor, documents: Tensor | None, angles: Tensor | None) -> Outputs:
         """Return [s, b, h], and no bias. `documents` [b, n + 1] are document borders; `angles` is unused."""
         projected, _ = self.in_proj(hidden_states)
-        if self.kernels not in (TRITON, TORCH):
-            return self.out_proj(self._mix_by_kernels(projected, documents))  # type: ignore[no-any-return]
-        numbers = None if documents is None else document_numbers(documents, len(projected))
-        is_recomputed = self.training and torch.is_grad_enabled()
-        return self.out_proj(recomputation.compute(self._mix, is_recomputed, projected, numbers))  # type: ignore[no-any-return]
+        projected = heads_of_all_tokens(projected, self.projected_parts)
+        if self.kernels in (TRITON, TORCH):
+            numbers = None if documents is None else document_numbers(documents, len(projected))
+            is_recomputed = self.training and torch.is_grad_enabled()
+            mixed = recomputation.compute(self._mix, is_recomputed, projected, numbers)
+        else:
+            mixed = self._mix_by_kernels(projected, documents)
+        return self.out_proj(tokens_of_all_heads(mixed))  # type: ignore[no-any-return]
 
     def _mix(self, projected: Tensor, numbers: Tensor | None) -> Tensor:
         """Return [s, b, value heads x dv] for the `projected` channels [s, b, c] and the tokens' document `numbers` [b, s]."""
-        sizes, heads = self.sizes, self.sizes.linear_num_value_heads // self.ranks
-        keys, values = sizes.key_size // self.ranks, sizes.value_size // self.ranks
+        sizes, heads = self.sizes, self.sizes.linear_num_value_heads // self.shares
+        keys, values = sizes.key_size // self.shares, sizes.value_size // self.shares
         mixed, gates, betas, alphas = torch.split(projected, [2 * keys + values, values, heads, heads], dim=-1)
-        mixed = self.conv1d(mixed, None if numbers is None else numbers.t())
+        mixed = self.conv1d(mixed, None if numbers is None else numbers.t(), self.convolved_parts)
         query, key, value = torch.split(mixed.transpose(0, 1), [keys, keys, values], dim=-1)
         query, key = (part.reshape(*part.shape[:2], -1, sizes.linear_key_head_dim) for part in (query, key))
         value = value.reshape(*value.shape[:2], -1, sizes.linear_value_head_dim)
-        strength, log_decay = compiled(_gates)(betas.transpose(0, 1), alphas.transpose(0, 1), self.A_log, self.dt_bias)
+        rates = (local_rows(vector, self.head_parts) for vector in (self.A_log, self.dt_bias))
+        strength, log_decay = compiled(_gates)(betas.transpose(0, 1), alphas.transpose(0, 1), *rates)
         strength = 2 * strength if sizes.doubles_strength else strength
         outputs = gated_delta_rule(query, key, value, log_decay, strength, numbers, by_triton=self.kernels == TRITON)
         return self.gated_norm(outputs.transpose(0, 1), gates)  # type: ignore[no-any-return]
 
     def _mix_by_kernels(self, projected: Tensor, documents: Tensor | None) -> Tensor:
         """Return as `_mix`. The kernels keep their inputs for the backward pass, and compute the chunks' states again."""
-        sizes, heads = self.sizes, self.sizes.linear_num_value_heads // self.ranks
-        keys, values = sizes.key_size // self.ranks, sizes.value_size // self.ranks
+        sizes, heads = self.sizes, self.sizes.linear_num_value_heads // self.shares
+        keys, values = sizes.key_size // self.shares, sizes.value_size // self.shares
         borders = None if documents is None else delta_rules.borders_of_all_samples(documents, len(projected))
         *channels, gates, betas, alphas = torch.split(projected, [keys, keys, values, values, heads, heads], dim=-1)
         # Three convolutions write three tensors; one would write a tensor that the rule has to copy apart.
-        weights = torch.split(self.conv1d.weight, [keys, keys, values])
+        weights = torch.split(local_rows(self.conv1d.weight, self.convolved_parts), [keys, keys, values])
         query, key, value = (
             delta_rules.convolve(delta_rules.in_samples(part, borders), weight, borders)
             for part, weight in zip(channels, weights, strict=True)
@@ -93,8 +112,8 @@ class GatedDeltaNet(MegatronModule):  # type: ignore[misc]
             value.reshape(*value.shape[:2], -1, sizes.linear_value_head_dim),
             delta_rules.in_samples(alphas, borders),
             delta_rules.in_samples(betas, borders),
-            self.A_log,
-            self.dt_bias,
+            local_rows(self.A_log, self.head_parts),
+            local_rows(self.dt_bias, self.head_parts),
             sizes.doubles_strength,
             borders,
             self.kernels == FLASH_LINEAR_KIMI,

@@ -8,7 +8,7 @@
 Falcon-H1 multiplies z, x, B, C and dt by constant factors, and may lack the norm.
 
 Parameters have the names and checkpoint shards of megatron-core's MambaMixer. Tensor-parallel ranks divide the groups of heads,
-and need whole samples. The norm is over the channels of a group.
+context-parallel ranks the heads between the projections. The norm is over the channels of a group.
 """
 
 from typing import Any
@@ -27,6 +27,7 @@ from lt_train.models.mixers.convolution import Convolution, sharded_parameter, s
 from lt_train.models.mixers.core_attention import document_numbers
 from lt_train.models.norms import compiled
 from lt_train.ops.mamba_scan import mamba_scan
+from lt_train.parallel.head_exchange import heads_of_all_tokens, local_rows, tokens_of_all_heads
 
 _CONVOLVED = ("x", "B", "C")
 
@@ -45,6 +46,9 @@ class MambaMixer(MegatronModule):  # type: ignore[misc]
         self.in_proj = linears.column(config.hidden_size, sizes.projected_size, bias=False)
         self.conv1d = Convolution(config, sizes.convolved_size, sizes.taps, has_silu=True, has_bias=sizes.convolution_bias)
         heads = sizes.mamba_num_heads
+        self.context_ranks, self.head_part = config.context_parallel_size, (heads // ranks, heads // ranks)
+        groups = {"x": heads // ranks, "B": sizes.mamba_num_groups // ranks, "C": sizes.mamba_num_groups // ranks}
+        self.convolved_parts = [(self.local_sizes[part], groups[part]) for part in _CONVOLVED]
         self.dt_bias, self.A_log, self.D = (sharded_parameter(config, heads) for _ in range(3))
         self.norm = None
         if sizes.has_norm:
@@ -56,25 +60,50 @@ class MambaMixer(MegatronModule):  # type: ignore[misc]
     def forward(self, hidden_states: Tensor, documents: Tensor | None, angles: Tensor | None) -> Outputs:
         """Return [s, b, h], and no bias. `documents` [b, n + 1] are document borders; `angles` is unused."""
         projected, _ = self.in_proj(hidden_states)
-        numbers = None if documents is None else document_numbers(documents, len(projected))
         is_recomputed = self.training and torch.is_grad_enabled()
-        return self.out_proj(recomputation.compute(self._mix, is_recomputed, projected, numbers))  # type: ignore[no-any-return]
+        if self.context_ranks == 1:
+            numbers = None if documents is None else document_numbers(documents, len(projected))
+            return self.out_proj(recomputation.compute(self._mix, is_recomputed, projected, numbers))  # type: ignore[no-any-return]
+        gates, channels = self._split_gates(projected)
+        channels = heads_of_all_tokens(channels, [*self.convolved_parts, self.head_part])
+        numbers = None if documents is None else document_numbers(documents, len(channels))
+        scanned = recomputation.compute(self._scan, is_recomputed, channels, numbers).flatten(-2).to(gates.dtype)
+        # The norm is over all heads of a group, which several context-parallel ranks may have computed.
+        scanned = tokens_of_all_heads(scanned)
+        scanned = scanned.reshape(*gates.shape[:2], -1, self.sizes.mamba_head_dim)
+        return self.out_proj(recomputation.compute(self._apply_gates, is_recomputed, scanned, gates))  # type: ignore[no-any-return]
 
     def _mix(self, projected: Tensor, numbers: Tensor | None) -> Tensor:
         """Return [s, b, heads x p] for the `projected` channels [s, b, c] and the tokens' document `numbers` [b, s]."""
-        local, sizes = self.local_sizes, self.sizes
+        gates, channels = self._split_gates(projected)
+        return self._apply_gates(self._scan(channels, numbers), gates)
+
+    def _split_gates(self, projected: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the gates, and the channels of x, B, C and dt."""
+        local = self.local_sizes
         if self.part_factors is not None:
             projected = compiled(_multiply_parts)(projected, self.part_factors, list(local.values()))
-        convolved = [local[part] for part in _CONVOLVED]
-        gates, mixed, steps = torch.split(projected, [local["z"], sum(convolved), local["dt"]], dim=-1)
-        mixed = self.conv1d(mixed, None if numbers is None else numbers.t())
+        gates, channels = torch.split(projected, [local["z"], projected.shape[-1] - local["z"]], dim=-1)
+        return gates, channels
+
+    def _apply_gates(self, mixed: Tensor, gates: Tensor) -> Tensor:
+        """Return [s, b, heads x p] for `mixed` [s, b, heads, p]."""
+        gated: Tensor = compiled(_gate)(mixed, gates) if self.norm is None else self.norm(mixed, gates)
+        return gated
+
+    def _scan(self, channels: Tensor, numbers: Tensor | None) -> Tensor:
+        """Return [s, b, heads, p], float32, for the `channels` of x, B, C and dt."""
+        sizes = self.sizes
+        convolved = [size // min(groups, self.context_ranks) for size, groups in self.convolved_parts]
+        mixed, steps = torch.split(channels, [sum(convolved), channels.shape[-1] - sum(convolved)], dim=-1)
+        mixed = self.conv1d(mixed, None if numbers is None else numbers.t(), self.convolved_parts)
         values, inputs, outputs = torch.split(mixed.transpose(0, 1), convolved, dim=-1)
         values = values.reshape(*values.shape[:2], -1, sizes.mamba_head_dim)
         inputs, outputs = (part.reshape(*part.shape[:2], -1, sizes.mamba_state_dim) for part in (inputs, outputs))
-        steps, rates = compiled(_steps_and_rates)(steps.transpose(0, 1), self.dt_bias, self.A_log, sizes.least_step)
+        biases, log_rates, factors = (local_rows(vector, [self.head_part]) for vector in (self.dt_bias, self.A_log, self.D))
+        steps, rates = compiled(_steps_and_rates)(steps.transpose(0, 1), biases, log_rates, sizes.least_step)
         scanned = mamba_scan(values, inputs, outputs, steps, rates, numbers)
-        mixed = compiled(_add_values)(scanned, values, self.D).transpose(0, 1)
-        return compiled(_gate)(mixed, gates) if self.norm is None else self.norm(mixed, gates)
+        return compiled(_add_values)(scanned, values, factors).transpose(0, 1)
 
     def sharded_state_dict(
         self, prefix: str = "", sharded_offsets: tuple[Any, ...] = (), metadata: dict[str, Any] | None = None

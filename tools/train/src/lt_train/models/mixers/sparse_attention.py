@@ -85,14 +85,18 @@ class SparseCoreAttention(MegatronModule):  # type: ignore[misc]
         length = query.shape[2]
         numbers = None if documents is None else document_numbers(documents, length)
         outputs, losses = [], []
-        for start in range(0, length, CHUNK):
+        # A slice has a gradient of the whole tensor: of the queries, split makes one for all chunks.
+        index_parts = zip(*(torch.split(part, CHUNK, dim=1) for part in (index[0], index[2])), strict=True)
+        parts = zip(range(0, length, CHUNK), torch.split(query, CHUNK, dim=2), index_parts, strict=True)
+        for start, query_part, (index_queries, index_weights) in parts:
             stop = min(start + CHUNK, length)
             visible = _visible(numbers, start, stop, query.device)
-            chosen = self._choose(index, visible, start, stop)
-            part = query[:, :, start:stop], key[:, :, :stop], value[:, :, :stop]
+            index_part = index_queries, index[1][:, :stop], index_weights
+            chosen = self._choose(index_part, visible)
+            part = query_part, key[:, :, :stop], value[:, :, :stop]
             outputs.append(checkpoint(_attend, *part, chosen, visible, self.scale, use_reentrant=False))
             if is_trained and self.loss_coeff > 0:
-                inputs = (_chunk(index, start, stop), part[0].detach(), part[1].detach(), chosen, visible)
+                inputs = (index_part, part[0].detach(), part[1].detach(), chosen, visible)
                 losses.append(
                     checkpoint(divergence, *inputs, self.scale, self.has_sparse_loss, self._across_heads, use_reentrant=False)
                 )
@@ -101,11 +105,11 @@ class SparseCoreAttention(MegatronModule):  # type: ignore[misc]
             mixed = attach_loss(mixed, self._loss(losses, length * len(query)))
         return mixed.permute(2, 0, 1, 3).flatten(2)
 
-    def _choose(self, index: "Index", visible: Tensor, start: int, stop: int) -> Tensor:
-        """Return the numbers [b, queries, k] of the tokens that the queries from `start` to `stop` see."""
+    def _choose(self, index: "Index", visible: Tensor) -> Tensor:
+        """Return the numbers [b, queries, k] of the tokens that the queries of `index` see."""
         with torch.no_grad():
-            scores = _index_scores(*_chunk(index, start, stop)).masked_fill(~visible, float("-inf"))
-            return scores.topk(min(self.topk, stop), dim=-1).indices
+            scores = _index_scores(*index).masked_fill(~visible, float("-inf"))
+            return scores.topk(min(self.topk, scores.shape[-1]), dim=-1).indices
 
     def _loss(self, losses: list[Tensor], queries: int) -> Tensor:
         """Return the indexer's mean loss per query; without a weight, a zero that depends on all parameters.
@@ -168,11 +172,6 @@ def _visible(numbers: Tensor | None, start: int, stop: int, device: torch.device
     positions = torch.arange(stop, device=device)
     visible = (positions[None, :] <= positions[start:, None]).unsqueeze(0)
     return visible if numbers is None else visible & (numbers[:, None, :stop] == numbers[:, start:stop, None])
-
-
-def _chunk(index: Index, start: int, stop: int) -> Index:
-    queries, keys, weights = index
-    return queries[:, start:stop], keys[:, :stop], weights[:, start:stop]
 
 
 def _index_scores(queries: Tensor, keys: Tensor, weights: Tensor) -> Tensor:
