@@ -383,11 +383,15 @@ def test_a_setting_under_two_names_is_refused() -> None:
         config = configurations.to_config(presets[kind], "float32")
         for alias, field in CONFIG_MAPPING[kind].attribute_map.items():
             old = config.get(field, config.get(alias))
+            if old is None and kind == "falcon_h1":
+                # All of its layers are alike: a list of them is refused for itself.
+                continue
             given = {key: value for key, value in config.items() if key not in (alias, field)} | {field: old}
             same = configurations.from_config(given | {alias: old}, "same")
             assert same == configurations.from_config(given, "same")
             with pytest.raises(BadConfig, match="are one setting") as refused:
-                configurations.from_config(given | {alias: [7] if isinstance(old, list) else 7}, "other")
+                is_list = isinstance(old, list) or ("layer" in alias and alias.endswith(("types", "type")))
+                configurations.from_config(given | {alias: [7] if is_list else 7}, "other")
             assert alias in str(refused.value) and field in str(refused.value)
             checked += 1
     assert checked >= 5

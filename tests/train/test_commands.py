@@ -45,7 +45,7 @@ def test_what_is_neither_is_refused() -> None:
     assert (done.code, done.out) == (2, "")
     assert done.err.startswith(
         "lt-train: error: quantum: neither a section nor an option\nhint: sections: Model, Experts, "
-        "Latent attention, Sparse attention, Gated delta layers, Width transfer, Implementations, "
+        "Latent attention, Sparse attention, Gated delta layers, Mamba-2 layers, Width transfer, "
     )
     for word, nearest in (("paralelism", "parallelism"), ("weight_decay", "weight-decay")):
         assert train("help", word).err.endswith(f"neither a section nor an option\nhint: did you mean {nearest}?\n")

@@ -3,12 +3,11 @@
 Nodes are launchers in network namespaces, with two ranks each.
 """
 
-import fcntl
+import ctypes
 import os
 import re
 import signal
 import subprocess
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -140,11 +139,8 @@ def test_another_node_leads_when_the_first_one_is_lost(tmp_path: Path, undisturb
             time.sleep(0.01)
         run.wait_for_step(run.steps()[-1] + 4)
         # The kernel frees the memory of a killed launcher before its lock, so the lock comes later than the loss.
-        with (tmp_path / "run" / ".lock").open("rb") as late:
-            locking = threading.Thread(target=fcntl.flock, args=(late, fcntl.LOCK_EX), daemon=True)
-            locking.start()
+        with shared_lock(tmp_path / "run" / ".lock"):
             run.kill(0)
-            locking.join()
             while "s for the lock" not in run.log(1):
                 assert run.nodes[1].poll() is None, run.log(1)
                 assert "successfully loaded" not in run.said()
@@ -155,6 +151,24 @@ def test_another_node_leads_when_the_first_one_is_lost(tmp_path: Path, undisturb
         assert "successfully loaded checkpoint from the nodes' memory at iteration" in run.said()
         assert len(recoveries(run.said())) == 1
     assert losses(tmp_path / "run") == undisturbed_losses
+
+
+@contextmanager
+def shared_lock(path: Path) -> Iterator[None]:
+    """Hold the lock on a file together with its present holder, also when that process has been killed."""
+    inode = path.stat().st_ino
+    holders = [line.split()[4] for line in Path("/proc/locks").read_text().splitlines() if line.split()[5].endswith(f":{inode}")]
+    process = int(holders[0])
+    number = next(entry.name for entry in Path(f"/proc/{process}/fd").iterdir() if path.samefile(entry))
+    handle = os.pidfd_open(process)
+    # pidfd_getfd, which Python has not: a descriptor of the same open file, and so of the same lock.
+    descriptor = ctypes.CDLL(None, use_errno=True).syscall(438, handle, int(number), 0)
+    os.close(handle)
+    assert descriptor >= 0, os.strerror(ctypes.get_errno())
+    try:
+        yield
+    finally:
+        os.close(descriptor)
 
 
 class EndingLeader:
