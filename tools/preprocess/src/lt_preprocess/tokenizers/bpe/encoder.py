@@ -35,12 +35,12 @@ from lt_preprocess.tokenizers.bpe.merges import (
     WORDS_IN_TURNS,
     Merges,
     ids_of,
-    merge,
     merge_words,
     source_of,
     start_word,
     words_in_turns,
 )
+from lt_preprocess.tokenizers.bpe.single_words import merge
 from lt_preprocess.tokenizers.bpe.whole_tokens import Pieces, find_piece
 from lt_preprocess.tokenizers.bpe.word_cache import (
     LONGEST_BYTES,
