@@ -84,6 +84,31 @@ def test_a_wheelhouse_installs_after_the_checkout_is_gone(tmp_path: Path) -> Non
     assert printed.startswith("lt-convert ")
 
 
+@pytest.mark.parametrize("directory", ["pip-req-build-1", "clone"])
+def test_a_clone_of_pip_names_the_commit(directory: str, tmp_path: Path) -> None:
+    """pip removes its clone; a later installation of what `pip freeze` prints finds lt-shared in the repository."""
+    repository, clone, metadata = tmp_path / "repository", tmp_path / directory, tmp_path / "metadata"
+    for path in ("shared", "tools/convert"):
+        shutil.copytree(resolution.ROOT / path, repository / path, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(resolution.ROOT / "CHANGELOG.md", repository)
+    committer = ("-c", "user.name=lt", "-c", "user.email=lt@example.org")
+    for words in (("init", "-q"), ("add", "."), (*committer, "commit", "-qm", "first")):
+        subprocess.run(["git", *words], cwd=repository, check=True)
+    subprocess.run(["git", "clone", "-q", repository.as_uri(), clone], check=True)
+    commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=clone, check=True, capture_output=True, text=True).stdout.strip()
+    environment = {name: value for name, value in os.environ.items() if name != "LT_SHARED_BY_VERSION"}
+    code = "import sys, hatch_build; hatch_build.prepare_metadata_for_build_wheel(sys.argv[1])"
+    metadata.mkdir()
+    environment |= {"TMPDIR": str(tmp_path)}
+    command = [sys.executable, "-c", code, str(metadata)]
+    subprocess.run(command, cwd=clone / "tools/convert", env=environment, check=True, capture_output=True)
+    [file] = metadata.rglob("METADATA")
+    [shared] = (line for line in file.read_text().splitlines() if line.startswith("Requires-Dist: lt-shared"))
+    in_repository = f"git+file://.{repository}@{commit}#subdirectory=shared"
+    url = in_repository if directory.startswith("pip-") else (clone / "shared").as_uri()
+    assert shared == f"Requires-Dist: lt-shared @ {url}"
+
+
 def test_uv_finds_lt_shared_again(tmp_path: Path) -> None:
     """uv keeps the metadata of the wheel that it has built, which names the version alone."""
     command = (uv.find_uv_bin(), "pip", "install", "--quiet", "--no-config", "--no-build-isolation", "--python", sys.executable)

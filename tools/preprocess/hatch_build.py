@@ -3,13 +3,17 @@
 Between releases the changelog begins with an `unreleased` entry, and a build is a development version. `nox -s release`
 compares a release with its tag. A wheel requires lt-shared by version, so that it installs after this checkout is gone. The
 metadata that pip reads before it builds name the directory beside the tool, so that a tool's directory can be installed alone;
-uv reads the same from `tool.uv.sources`. If LT_SHARED_BY_VERSION is set, these metadata name the version, too: beside an
-editable lt-shared, which pip would replace. A source distribution has both facts in its PKG-INFO, which hatchling reads first.
+uv reads the same from `tool.uv.sources`. If pip has cloned the repository for a `git+` URL, the metadata name lt-shared in that
+repository at the same commit, because pip removes its clone, and `pip freeze` would name a directory that is gone. If
+LT_SHARED_BY_VERSION is set, these metadata name the version, too: beside an editable lt-shared, which pip would replace. A source
+distribution has both facts in its PKG-INFO, which hatchling reads first.
 """
 
 import os
 import re
+import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -44,8 +48,24 @@ class VersionAndShared(MetadataHookInterface):
         metadata["version"] = release[1] + (".dev0" if release[2] == "unreleased" else "")
         if "dependencies" in metadata:
             return
-        requirement = f"lt-shared @ {shared.as_uri()}" if BESIDE in os.environ else f"lt-shared=={metadata['version']}"
+        requirement = f"lt-shared @ {_url(shared)}" if BESIDE in os.environ else f"lt-shared=={metadata['version']}"
         metadata["dependencies"] = [*self.config["dependencies"], requirement]
+
+
+def _url(shared: Path) -> str:
+    """Return the URL of lt-shared: in the repository if pip has cloned it into a temporary directory, or else the directory."""
+    clone, temporary = shared.parent.resolve(), Path(tempfile.gettempdir()).resolve()
+    is_made_by_pip = temporary in clone.parents and clone.relative_to(temporary).parts[0].startswith("pip-")
+    if not is_made_by_pip or not (clone / ".git").exists():
+        return shared.as_uri()
+    queries = (("config", "remote.origin.url"), ("rev-parse", "HEAD"))
+    origin, commit = (
+        subprocess.run(["git", "-C", clone, *query], check=True, stdout=subprocess.PIPE, text=True).stdout.strip()
+        for query in queries
+    )
+    # pip before 24.1 refuses a direct reference without a host. git takes the host "." for the root directory.
+    origin = origin.replace("file:///", "file://./", 1)
+    return f"git+{origin}@{commit}#subdirectory=shared"
 
 
 def prepare_metadata_for_build_wheel(metadata_directory: str, config_settings: dict[str, Any] | None = None) -> str:

@@ -30,12 +30,23 @@ from lt_preprocess.texts import Texts
 from lt_preprocess.tokenizers import pattern_codes, vocabulary_cache
 from lt_preprocess.tokenizers.base import Encoder, Tokenizer
 from lt_preprocess.tokenizers.bpe import character_classes, merges, pretokenizer, whole_tokens, word_cache
-from lt_preprocess.tokenizers.bpe.merges import Merges, merge
+from lt_preprocess.tokenizers.bpe.merges import (
+    WORD_BYTES,
+    WORDS_IN_TURNS,
+    Merges,
+    ids_of,
+    merge_words,
+    source_of,
+    start_word,
+    words_in_turns,
+)
+from lt_preprocess.tokenizers.bpe.single_words import merge
 from lt_preprocess.tokenizers.bpe.whole_tokens import Pieces, find_piece
 from lt_preprocess.tokenizers.bpe.word_cache import (
     LONGEST_BYTES,
     WordCache,
     find_word,
+    has_key,
     insert_word,
     make_room,
     neighbouring_set,
@@ -128,15 +139,70 @@ def _enqueue(words: WordCache, shift: np.uint64, queue_end: int, start: int, siz
 
 
 @inner
-def _encode_missing(tables: Tables, buffers: ThreadBuffers, word: int, start: int, size: int, output: int) -> int:
+def _find_in_both_sets(words: WordCache, word: int, start: int, size: int, output: int) -> int:
+    """Look a queued word up in its set and the neighbouring one; returns as `find_word`."""
+    low, high, set_address = load64(word + _LOW), load64(word + _HIGH), signed(load64(word + _SET))
+    id_count = find_word(words, set_address, low, high, start, size, output)
+    if id_count == 0:
+        id_count = find_word(words, neighbouring_set(set_address), low, high, start, size, output)
+    return id_count
+
+
+@inner
+def _encode_missing(tables: Tables, buffers: ThreadBuffers, word: int, queue_end: int, start: int, size: int, output: int) -> int:
     """Write the ids of a queued word that is not in its set; returns their number. Warm text calls this once in 10,000 words."""
     stay_a_call()
+    id_count = _find_in_both_sets(buffers.words, word, start, size, output)
+    if id_count > 0:
+        return id_count
+    _cache_missing(tables, buffers, word, queue_end)
+    id_count = _find_in_both_sets(buffers.words, word, start, size, output)
+    # The words after it may have evicted it.
+    return id_count if id_count > 0 else _encode_word(tables, start, size, buffers.scratch, output)
+
+
+@inner
+def _cache_missing(tables: Tables, buffers: ThreadBuffers, word: int, queue_end: int) -> None:
+    """Insert the queued words that the cache lacks, from `word` on, as many as are merged in turns."""
+    merging, missing, count = words_in_turns(buffers.scratch), 0, 0
+    while (word < queue_end) & (missing < WORDS_IN_TURNS):
+        size = signed(load64(word + _WORD_BYTES + _START) - load64(word + _START))
+        set_address = signed(load64(word + _SET))
+        if size <= LONGEST_BYTES and not has_key(set_address, load64(word + _LOW), load64(word + _HIGH)):
+            prefetch(neighbouring_set(set_address))
+            store64(merging + 8 * missing, np.uint64(word))
+            missing += 1
+        word += _WORD_BYTES
+    for index in range(missing):
+        word = signed(load64(merging + 8 * index))
+        low, high, set_address = load64(word + _LOW), load64(word + _HIGH), signed(load64(word + _SET))
+        if not has_key(neighbouring_set(set_address), low, high):
+            start = signed(load64(word + _START))
+            size = signed(load64(word + _WORD_BYTES + _START)) - start
+            started = buffers.scratch + WORD_BYTES * count
+            number = find_piece(tables.pieces, start, size)
+            if number >= 0:
+                store32(started, np.uint32(number))
+                _insert(buffers.words, word, started, 1)
+            else:
+                start_word(tables.merges, started, start, size, word)
+                store64(merging + 8 * count, np.uint64(started))
+                count += 1
+    merge_words(tables.merges, merging, count)
+    for index in range(count):
+        merged = buffers.scratch + WORD_BYTES * index
+        ids, id_count = ids_of(merged)
+        _insert(buffers.words, source_of(merged), ids, id_count)
+
+
+@inner
+def _insert(words: WordCache, word: int, ids: int, id_count: int) -> None:
+    """Insert a queued word with the ids at `ids`, unless the cache has it by now."""
     low, high, set_address = load64(word + _LOW), load64(word + _HIGH), signed(load64(word + _SET))
-    id_count = find_word(buffers.words, neighbouring_set(set_address), low, high, start, size, output)
-    if id_count == 0:
-        id_count = _encode_word(tables, start, size, buffers.scratch, output)
-        insert_word(buffers.words, set_address, low, high, start, size, output, id_count)
-    return id_count
+    if not has_key(set_address, low, high) and not has_key(neighbouring_set(set_address), low, high):
+        start = signed(load64(word + _START))
+        size = signed(load64(word + _WORD_BYTES + _START)) - start
+        insert_word(words, set_address, low, high, start, size, ids, id_count)
 
 
 @inner
@@ -150,7 +216,7 @@ def _encode_queue(tables: Tables, buffers: ThreadBuffers, queue_end: int, end: i
             low, high, set_address = load64(word + _LOW), load64(word + _HIGH), signed(load64(word + _SET))
             id_count = find_word(buffers.words, set_address, low, high, start, size, output)
             if id_count == 0:
-                id_count = _encode_missing(tables, buffers, word, start, size, output)
+                id_count = _encode_missing(tables, buffers, word, queue_end, start, size, output)
         else:
             id_count = _encode_word(tables, start, size, buffers.scratch, output)
         output += 4 * id_count

@@ -1,7 +1,10 @@
 """Byte-pair merging of one word, compiled: the lowest rank first, the leftmost of equals, until no pair merges.
 
 A word of up to SCANNED_BYTES bytes has an array with the ranks of neighbouring pairs: vector instructions find the smallest rank
-and merge two lanes, all stores as wide as the loads. Longer words use a heap over a linked list: n log n, not n squared.
+and merge two lanes, all stores as wide as the loads. `single_words` has the way of longer words.
+
+Several words are merged in turns, a merge of each word at a time: a merge waits for its look-ups, and the next look-ups of a word
+depend on them. While the processor waits for one word's tables, it merges the others.
 
 Look-ups: the ranks of byte pairs are an array. Other pairs are packed with their rank into eight bytes, eight pairs to a bucket;
 a bucket is a cache line, which one vector instruction compares. Four in five looked-up pairs do not merge: a Bloom filter with
@@ -17,19 +20,17 @@ import numpy.typing as npt
 from lt_preprocess.compiler.intrinsics import (
     address,
     aligned,
-    allocate,
     load8,
     load32,
     load64,
     prefetch,
-    release,
     signed,
     store32,
     store64,
     trailing_zeros,
 )
 from lt_preprocess.compiler.jit import inner, kernel
-from lt_preprocess.compiler.simd import LANES, copy_lanes, equal_after_shift, fill_lanes, lane_min, merge_lanes
+from lt_preprocess.compiler.simd import LANES, equal_after_shift, fill_lanes, lane_min, merge_lanes
 
 Ids = npt.NDArray[np.int32]
 Ranks = npt.NDArray[np.uint32]
@@ -40,7 +41,7 @@ SCANNED_BYTES = 256
 HIGHEST_ID = (1 << 20) - 2
 HIGHEST_RANK = (1 << 24) - 2
 
-_NO_RANK = np.uint32(0xFFFFFFFF)
+NO_RANK = np.uint32(0xFFFFFFFF)
 _EMPTY = np.uint64(0xFFFFFFFFFFFFFFFF)
 _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
 _ID_BITS = np.uint64(20)
@@ -52,14 +53,17 @@ _BITS_PER_BUCKET = 32
 _ONE = np.uint64(1)
 _SIX = np.uint64(6)
 _BIT_MASK = np.uint64(63)
-_HALF = np.uint64(32)
-_LOW_HALF = np.uint64(0xFFFFFFFF)
-# A node of a long word, four uint32.
-_NODE_BYTES = 16
-_ID, _PAIR_RANK, _BEFORE, _AFTER = range(0, _NODE_BYTES, 4)
-_SCRATCH_LANES = SCANNED_BYTES + 3 * LANES
 # Beyond a word: no pair has it, because it is above HIGHEST_ID.
 _NO_ID = np.uint32(HIGHEST_ID + 1)
+
+WORDS_IN_TURNS = 16
+# A word that is being merged. In uint64: its number of ids; the place of its next merge; the pairs of the merged id with its
+# neighbours, and the buckets of these pairs; the caller's number. Then LANES unused uint32, its ids, and its ranks.
+_SIZE, _AT, _LEFT_PAIR, _RIGHT_PAIR, _LEFT_BUCKET, _RIGHT_BUCKET, _SOURCE = range(0, 56, 8)
+_SCRATCH_LANES = SCANNED_BYTES + 3 * LANES
+_IDS = 128
+_RANKS = _IDS + 4 * _SCRATCH_LANES
+WORD_BYTES = _RANKS + 4 * _SCRATCH_LANES
 
 
 class MergeTables(NamedTuple):
@@ -131,7 +135,7 @@ def _id_minus_rank(rows: Integers) -> int:
 
 
 @inner
-def _merged(tables: Merges, rank: np.uint32) -> np.uint32:
+def merged_id(tables: Merges, rank: np.uint32) -> np.uint32:
     """The id that a merge of this rank makes."""
     if tables.id_minus_rank >= 0:
         return np.uint32(rank + np.uint32(tables.id_minus_rank))
@@ -141,7 +145,7 @@ def _merged(tables: Merges, rank: np.uint32) -> np.uint32:
 @inner
 def _prefetch_merged(tables: Merges, rank: np.uint32) -> None:
     if tables.id_minus_rank < 0:
-        prefetch(tables.merged_ids + 4 * (signed(rank) if rank != _NO_RANK else 0))
+        prefetch(tables.merged_ids + 4 * (signed(rank) if rank != NO_RANK else 0))
 
 
 @inner
@@ -182,159 +186,143 @@ def _fill(tables: Merges, rows: int, count: int) -> None:
 
 
 @inner
-def rank_of(tables: Merges, left: np.uint32, right: np.uint32) -> np.uint32:
-    """Return the merge rank of two neighbouring ids; all ones if they do not merge."""
-    key, hashed = _hashed(np.uint64(left), np.uint64(right))
-    bit = hashed >> tables.filter_shift
-    may_merge = load64(tables.pair_filter + 8 * signed(bit >> _SIX)) >> (bit & _BIT_MASK) & _ONE
-    bucket = _bucket_of(tables, hashed) if may_merge else tables.empty_bucket
+def _filter_word(tables: Merges, hashed: np.uint64) -> int:
+    """Return the address of the filter's word with a pair's bit."""
+    return tables.pair_filter + 8 * signed(hashed >> tables.filter_shift >> _SIX)
+
+
+@inner
+def _first_bucket(tables: Merges, hashed: np.uint64) -> int:
+    """Return the address of the bucket to search for a pair: the empty one if the filter does not have it."""
+    may_merge = load64(_filter_word(tables, hashed)) >> (hashed >> tables.filter_shift & _BIT_MASK) & _ONE
+    return _bucket_of(tables, hashed) if may_merge else tables.empty_bucket
+
+
+@inner
+def _rank_in(tables: Merges, bucket: int, key: np.uint64) -> np.uint32:
+    """Return the rank of the pair `key`, searched from this bucket on; all ones if it does not merge."""
     matches = equal_after_shift(bucket, _RANK_BITS, key)
     while (matches == 0) & (load64(bucket + _BUCKET_BYTES - 8) != _EMPTY):
         bucket = _next_bucket(tables, bucket)
         matches = equal_after_shift(bucket, _RANK_BITS, key)
     entry = load64(bucket + 8 * (trailing_zeros(matches) & 7))
-    return np.uint32(entry & _RANK_MASK) if matches else _NO_RANK
-
-
-def new_scratch() -> Words:
-    """Allocate a thread's buffer for merging, of uint32: LANES unused ones, the ids, then the ranks."""
-    return aligned(_SCRATCH_LANES + LANES // 2)
+    return np.uint32(entry & _RANK_MASK) if matches else NO_RANK
 
 
 @inner
-def _merge_scanning(tables: Merges, start: int, size: int, scratch: int, output: int) -> int:
+def rank_of(tables: Merges, left: np.uint32, right: np.uint32) -> np.uint32:
+    """Return the merge rank of two neighbouring ids; all ones if they do not merge."""
+    key, hashed = _hashed(np.uint64(left), np.uint64(right))
+    return _rank_in(tables, _first_bucket(tables, hashed), key)
+
+
+def new_scratch() -> Words:
+    """Allocate a thread's buffer for merging: WORDS_IN_TURNS words, then their addresses."""
+    return aligned((WORD_BYTES + 8) * WORDS_IN_TURNS // 8)
+
+
+@inner
+def words_in_turns(scratch: int) -> int:
+    """Return the address of the list of addresses that `merge_words` takes."""
+    return scratch + WORD_BYTES * WORDS_IN_TURNS
+
+
+@inner
+def source_of(word: int) -> int:
+    """Return what `start_word` was told."""
+    return signed(load64(word + _SOURCE))
+
+
+@inner
+def ids_of(word: int) -> tuple[int, int]:
+    """Return the address of a word's ids, and their number."""
+    return word + _IDS, signed(load64(word + _SIZE))
+
+
+@inner
+def start_word(tables: Merges, word: int, start: int, size: int, source: int) -> None:
+    """Let a word's ids be those of its bytes, of which there are at most SCANNED_BYTES."""
     # Both ends of the word have a neighbour that merges with nothing, so that no merge is a special case.
-    ids = scratch + 4 * LANES
-    ranks = ids + 4 * _SCRATCH_LANES
+    ids, ranks = word + _IDS, word + _RANKS
+    store64(word + _SIZE, np.uint64(size))
+    store64(word + _SOURCE, np.uint64(source))
     store32(ids - 4, _NO_ID)
     first_unused = size & -LANES
     for index in range(first_unused, first_unused + 2 * LANES, LANES):
         fill_lanes(ids + 4 * index, _NO_ID)
-        fill_lanes(ranks + 4 * index, _NO_RANK)
+        fill_lanes(ranks + 4 * index, NO_RANK)
     for index in range(size):
         store32(ids + 4 * index, load32(tables.byte_ids + 4 * signed(load8(start + index))))
     for index in range(size - 1):
         pair = signed(load8(start + index)) << 8 | signed(load8(start + index + 1))
         store32(ranks + 4 * index, load32(tables.byte_pairs + 4 * pair))
-    store32(ranks + 4 * (size - 1), _NO_RANK)
-    while True:
-        best, at = lane_min(ranks)
-        for first in range(LANES, size - 1, LANES):
-            other, lane = lane_min(ranks + 4 * first)
-            if other < best:
-                best, at = other, first + lane
-        if best == _NO_RANK:
-            break
-        new = _merged(tables, best)
-        left, right = load32(ids + 4 * at - 4), load32(ids + 4 * at + 8)
-        left_rank, right_rank = rank_of(tables, left, new), rank_of(tables, new, right)
-        # One of the next merges may need an id that it makes: a tenth of the time was spent waiting for it.
-        _prefetch_merged(tables, left_rank)
-        _prefetch_merged(tables, right_rank)
-        for index in range(max(at - 1, 0) & -LANES, size, LANES):
-            merge_lanes(ids + 4 * index, at - index, left, new)
-            merge_lanes(ranks + 4 * index, at - index, left_rank, right_rank)
-        size -= 1
-    for index in range(0, size, LANES):
-        copy_lanes(ids + 4 * index, output + 4 * index)
-    return size
+    store32(ranks + 4 * (size - 1), NO_RANK)
 
 
 @inner
-def _push(heap: int, size: int, entry: np.uint64) -> None:
-    at = size
-    while at > 0:
-        parent = (at - 1) >> 1
-        if load64(heap + 8 * parent) <= entry:
-            break
-        store64(heap + 8 * at, load64(heap + 8 * parent))
-        at = parent
-    store64(heap + 8 * at, entry)
+def _choose_merge(tables: Merges, word: int) -> bool:
+    """Find a word's next merge and prefetch the ranks of the pairs that it makes; returns whether there is one."""
+    ids, ranks, size = word + _IDS, word + _RANKS, signed(load64(word + _SIZE))
+    best, at = lane_min(ranks)
+    for first in range(LANES, size - 1, LANES):
+        other, lane = lane_min(ranks + 4 * first)
+        if other < best:
+            best, at = other, first + lane
+    if best == NO_RANK:
+        return False
+    new = np.uint64(merged_id(tables, best))
+    left_pair, left_hash = _hashed(np.uint64(load32(ids + 4 * at - 4)), new)
+    right_pair, right_hash = _hashed(new, np.uint64(load32(ids + 4 * at + 8)))
+    prefetch(_filter_word(tables, left_hash))
+    prefetch(_filter_word(tables, right_hash))
+    store64(word + _AT, np.uint64(at))
+    store64(word + _LEFT_PAIR, left_pair)
+    store64(word + _RIGHT_PAIR, right_pair)
+    return True
 
 
 @inner
-def _pop(heap: int, size: int) -> None:
-    """Remove the first of `size` entries."""
-    entry = load64(heap + 8 * size - 8)
-    at, child = 0, 1
-    while child < size - 1:
-        if child + 2 < size and load64(heap + 8 * child + 8) < load64(heap + 8 * child):
-            child += 1
-        if entry <= load64(heap + 8 * child):
-            break
-        store64(heap + 8 * at, load64(heap + 8 * child))
-        at, child = child, 2 * child + 1
-    store64(heap + 8 * at, entry)
+def _choose_buckets(tables: Merges, word: int) -> None:
+    """Find the buckets of the pairs that the chosen merge makes, and prefetch them."""
+    left_bucket = _first_bucket(tables, load64(word + _LEFT_PAIR) * _MULTIPLIER)
+    right_bucket = _first_bucket(tables, load64(word + _RIGHT_PAIR) * _MULTIPLIER)
+    prefetch(left_bucket)
+    prefetch(right_bucket)
+    store64(word + _LEFT_BUCKET, np.uint64(left_bucket))
+    store64(word + _RIGHT_BUCKET, np.uint64(right_bucket))
 
 
 @inner
-def _push_pair(nodes: int, heap: int, size: int, node: int, rank: np.uint32) -> int:
-    """Let a node's pair have this rank; returns the new size of the heap."""
-    store32(nodes + _NODE_BYTES * node + _PAIR_RANK, rank)
-    if rank == _NO_RANK:
-        return size
-    _push(heap, size, np.uint64(rank) << _HALF | np.uint64(node))
-    return size + 1
+def _apply_merge(tables: Merges, word: int) -> None:
+    """Do the merge that was chosen."""
+    ids, ranks, size, at = word + _IDS, word + _RANKS, signed(load64(word + _SIZE)), signed(load64(word + _AT))
+    left_pair, right_pair = load64(word + _LEFT_PAIR), load64(word + _RIGHT_PAIR)
+    left, new = np.uint32(left_pair >> _ID_BITS), np.uint32(right_pair >> _ID_BITS)
+    left_rank = _rank_in(tables, signed(load64(word + _LEFT_BUCKET)), left_pair)
+    right_rank = _rank_in(tables, signed(load64(word + _RIGHT_BUCKET)), right_pair)
+    # One of the next merges may need an id that it makes.
+    _prefetch_merged(tables, left_rank)
+    _prefetch_merged(tables, right_rank)
+    for index in range(max(at - 1, 0) & -LANES, size, LANES):
+        merge_lanes(ids + 4 * index, at - index, left, new)
+        merge_lanes(ranks + 4 * index, at - index, left_rank, right_rank)
+    store64(word + _SIZE, np.uint64(size - 1))
 
 
 @inner
-def _merge_with_heap(tables: Merges, start: int, size: int, output: int) -> int:
-    """Nodes are byte positions; a heap entry, rank << 32 | node, is stale when its node's pair has another rank by now.
-
-    Each merge takes an entry and adds at most two, and there are at most size - 1 merges: 2 * size entries are enough.
-    """
-    nodes = allocate((_NODE_BYTES + 16) * size)
-    heap = nodes + _NODE_BYTES * size
-    entries = 0
-    for index in range(size):
-        node = nodes + _NODE_BYTES * index
-        store32(node + _ID, load32(tables.byte_ids + 4 * signed(load8(start + index))))
-        store32(node + _BEFORE, np.uint32(index - 1))
-        store32(node + _AFTER, np.uint32(index + 1))
-    for index in range(size):
-        entries = _push_pair(nodes, heap, entries, index, _rank_at(tables, nodes, index, size))
-    while entries > 0:
-        first = load64(heap)
-        _pop(heap, entries)
-        entries -= 1
-        index = signed(first & _LOW_HALF)
-        node = nodes + _NODE_BYTES * index
-        rank = np.uint32(first >> _HALF)
-        if load32(node + _PAIR_RANK) != rank:
-            continue
-        absorbed = nodes + _NODE_BYTES * signed(load32(node + _AFTER))
-        following = signed(load32(absorbed + _AFTER))
-        store32(node + _ID, _merged(tables, rank))
-        store32(absorbed + _PAIR_RANK, _NO_RANK)
-        store32(node + _AFTER, np.uint32(following))
-        if following < size:
-            store32(nodes + _NODE_BYTES * following + _BEFORE, np.uint32(index))
-        entries = _push_pair(nodes, heap, entries, index, _rank_at(tables, nodes, index, size))
-        if index > 0:
-            previous = signed(load32(node + _BEFORE))
-            entries = _push_pair(nodes, heap, entries, previous, _rank_at(tables, nodes, previous, size))
-    index, count = 0, 0
-    while index < size:
-        store32(output + 4 * count, load32(nodes + _NODE_BYTES * index + _ID))
-        count += 1
-        index = signed(load32(nodes + _NODE_BYTES * index + _AFTER))
-    release(nodes)
-    return count
-
-
-@inner
-def _rank_at(tables: Merges, nodes: int, index: int, size: int) -> np.uint32:
-    """Return the merge rank of a node and the next node."""
-    node = nodes + _NODE_BYTES * index
-    following = signed(load32(node + _AFTER))
-    if following >= size:
-        return _NO_RANK
-    return rank_of(tables, load32(node + _ID), load32(nodes + _NODE_BYTES * following + _ID))
-
-
-@inner
-def merge(tables: Merges, start: int, size: int, scratch: int, output: int) -> int:
-    """Write the ids of a word to `output`, where LANES more may be overwritten; returns their number."""
-    if size <= SCANNED_BYTES:
-        return _merge_scanning(tables, start, size, scratch, output)
-    return _merge_with_heap(tables, start, size, output)
+def merge_words(tables: Merges, words: int, count: int) -> None:
+    """Merge `count` words that `start_word` has started, whose addresses are at `words`, until no pair merges."""
+    while count > 0:
+        index = 0
+        while index < count:
+            word = load64(words + 8 * index)
+            if _choose_merge(tables, signed(word)):
+                index += 1
+            else:
+                count -= 1
+                store64(words + 8 * index, load64(words + 8 * count))
+                store64(words + 8 * count, word)
+        for index in range(count):
+            _choose_buckets(tables, signed(load64(words + 8 * index)))
+        for index in range(count):
+            _apply_merge(tables, signed(load64(words + 8 * index)))

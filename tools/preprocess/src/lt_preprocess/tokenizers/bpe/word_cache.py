@@ -168,6 +168,14 @@ def _free_entry(set_address: int) -> int:
 
 
 @inner
+def has_key(set_address: int, low: np.uint64, high: np.uint64) -> bool:
+    """Whether the set at `set_address` has an entry with this key."""
+    first = (load64(set_address) ^ low) | ((load64(set_address + 8) ^ high) & _KEY)
+    second = (load64(set_address + 32) ^ low) | ((load64(set_address + 40) ^ high) & _KEY)
+    return bool((first == 0) | (second == 0))
+
+
+@inner
 def find_word(cache: WordCache, set_address: int, low: np.uint64, high: np.uint64, start: int, size: int, output: int) -> int:
     """Look a word up in the set at `set_address`, and write its ids to `output`; return their number, 0 if the word is missing.
 
