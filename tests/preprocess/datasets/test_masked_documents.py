@@ -93,6 +93,8 @@ def test_a_mask_of_other_documents_is_refused(tmp_path: Path, run: Run) -> None:
     assert any("is not the loss mask of" in finding and "other lengths" in finding for finding in findings)
     with pytest.raises(BadData, match=r"is not the loss mask of .*a: its documents have other lengths"):
         shuffle.build(shuffle.plan(one, str(tmp_path / "c"), 0))
+    with pytest.raises(BadData, match=r"is not the loss mask of .*a: its documents have other lengths"):
+        merge.plan([one], str(tmp_path / "c"))
     # The mask of b is gone now.
     assert [str(finding) for finding in verification.verify(manifest.describe(other)).findings] == [
         f"{other}.loss_mask.bin: missing: the dataset says that it has a loss mask"

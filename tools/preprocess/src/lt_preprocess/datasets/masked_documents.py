@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lt_preprocess.datasets import provenance
-from lt_preprocess.datasets.block_reader import BlockReader, Documents, Shape, Tokens
+from lt_preprocess.datasets.block_reader import BlockReader, Documents, Tokens
 from lt_preprocess.datasets.provenance import Derivation
 from lt_shared.console import BadData
 from lt_shared.contracts.manifest import Dataset
@@ -22,11 +22,6 @@ from lt_shared.data.document_origins.origins import Origins
 from lt_shared.files import storage
 
 _TOKEN, _MASK = "token", "mask"
-
-
-def array_dtype(shape: Shape, dataset: Dataset) -> np.dtype[Any]:
-    """The dtype of `Documents.tokens` as `MaskedReader` yields them."""
-    return np.dtype([(_TOKEN, shape.dtype), (_MASK, indexed_dataset.MASK_DTYPE)]) if dataset.loss_mask else shape.dtype
 
 
 def token_ids(tokens: Tokens) -> npt.NDArray[np.integer[Any]]:
@@ -39,21 +34,47 @@ def _field(records: Tokens, name: str) -> npt.NDArray[Any]:
     return column
 
 
+def check_mask(prefix: str) -> None:
+    """Check that the mask beside the dataset at `prefix` has documents of the same lengths.
+
+    Raises: NoInput when the mask is missing, BadData when it is malformed or belongs to other documents.
+    """
+    mask_prefix = indexed_dataset.mask_prefix(prefix)
+    with BlockReader(prefix) as tokens, BlockReader(mask_prefix) as mask:
+        if not _has_same_lengths(tokens, mask):
+            raise BadData(
+                f"{indexed_dataset.bin_path(mask_prefix)}: is not the loss mask of {prefix}: its documents have other lengths",
+                "make both again",
+            )
+
+
+def _has_same_lengths(tokens: BlockReader, mask: BlockReader) -> bool:
+    if mask.dtype != indexed_dataset.MASK_DTYPE or mask.shape[:3] != tokens.shape[:3]:
+        return False
+    return all(
+        np.array_equal(block.sequence_lengths, mask_block.sequence_lengths)
+        and np.array_equal(block.sequences_per_document, mask_block.sequences_per_document)
+        for block, mask_block in zip(tokens.blocks(), mask.blocks(), strict=True)
+    )
+
+
 class MaskedReader:
     """Opens a dataset, and the mask beside it if it has one; a context manager.
 
-    Raises: NoInput when a file is missing, BadData when one is malformed, here or while documents are read.
+    `dtype` is the dtype of the documents' tokens, `size_bytes` their size with the mask. Raises: NoInput when a file is missing,
+    BadData when one is malformed, here or while documents are read, or if the mask has other documents.
     """
 
     def __init__(self, dataset: Dataset):
         with contextlib.ExitStack() as stack:
             self._tokens = stack.enter_context(BlockReader(dataset.prefix))
             self._mask: BlockReader | None = None
+            self.dtype = self._tokens.dtype
             if dataset.loss_mask:
+                check_mask(dataset.prefix)
                 self._mask = stack.enter_context(BlockReader(indexed_dataset.mask_prefix(dataset.prefix)))
-                if self._mask.dtype != indexed_dataset.MASK_DTYPE or self._mask.shape[:3] != self._tokens.shape[:3]:
-                    raise _not_the_mask(dataset.prefix)
-            self._dtype = array_dtype(self._tokens.shape, dataset)
+                self.dtype = np.dtype([(_TOKEN, self._tokens.dtype), (_MASK, self._mask.dtype)])
+            self.size_bytes = self._tokens.tokens * self.dtype.itemsize
             self._stack = stack.pop_all()
 
     def whole(self, tokens_at_once: int) -> Iterator[Documents]:
@@ -62,10 +83,7 @@ class MaskedReader:
             yield from self._tokens.whole(tokens_at_once)
             return
         for documents, mask in zip(self._tokens.whole(tokens_at_once), self._mask.whole(tokens_at_once), strict=True):
-            is_alike = np.array_equal(documents.sequence_lengths, mask.sequence_lengths)
-            if not is_alike or not np.array_equal(documents.sequences_per_document, mask.sequences_per_document):
-                raise _not_the_mask(self._tokens.prefix)
-            joined = np.empty(len(documents.tokens), self._dtype)
+            joined = np.empty(len(documents.tokens), self.dtype)
             joined[_TOKEN], joined[_MASK] = documents.tokens, mask.tokens
             yield documents._replace(tokens=cast(Tokens, joined))
 
@@ -74,11 +92,6 @@ class MaskedReader:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._stack.close()
-
-
-def _not_the_mask(prefix: str) -> BadData:
-    path = indexed_dataset.bin_path(indexed_dataset.mask_prefix(prefix))
-    return BadData(f"{path}: is not the loss mask of {prefix}: its documents have other lengths", "make both again")
 
 
 class MaskedWriter:

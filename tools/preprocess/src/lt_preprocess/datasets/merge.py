@@ -16,7 +16,7 @@ from typing import IO, Any, NamedTuple
 
 from lt_preprocess.datasets import provenance, source_datasets
 from lt_preprocess.datasets.block_reader import BlockReader, Shape
-from lt_preprocess.datasets.masked_documents import MaskedWriter
+from lt_preprocess.datasets.masked_documents import MaskedWriter, check_mask
 from lt_preprocess.datasets.provenance import Derivation
 from lt_shared.console import IoFailure, Progress
 from lt_shared.contracts import manifest
@@ -64,6 +64,8 @@ def plan(sources: Sequence[str], output_prefix: str) -> Plan:
     for part in parts:
         with BlockReader(part.prefix) as reader:
             shapes.append(reader.shape)
+        if part.loss_mask:
+            check_mask(part.prefix)
     result = dataclasses.replace(
         source_datasets.check_alike(parts, shapes),
         prefix=prefix,
@@ -91,13 +93,13 @@ def build(plan: Plan) -> Dataset:
     visible then.
     """
     with MaskedWriter(plan.result, plan.shapes[0].dtype) as masked:
-        with Progress("merging", sum(shape.size_bytes for shape in plan.shapes), "B") as progress:
+        tokens = sum(shape.tokens for shape in plan.shapes)
+        size_bytes = tokens * sum(writer.dtype.itemsize for writer in masked.writers)
+        with Progress("merging", size_bytes, "B") as progress:
             for writer in masked.writers:
-                prefixes = [part.prefix for part in plan.parts]
-                if indexed_dataset.is_mask(writer.prefix):
-                    _copy_all(list(map(indexed_dataset.mask_prefix, prefixes)), writer, lambda size: None)
-                else:
-                    _copy_all(prefixes, writer, progress.advance)
+                # Of a mask, the ending of its prefix.
+                ending = writer.prefix.removeprefix(plan.result.prefix)
+                _copy_all([f"{part.prefix}{ending}" for part in plan.parts], writer, progress.advance)
         masked.publish(plan.result, plan.derivation, plan.options, plan.files, _origins(plan))
     return plan.result
 

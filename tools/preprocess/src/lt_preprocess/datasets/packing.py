@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from lt_preprocess.datasets import provenance, source_datasets
 from lt_preprocess.datasets.block_reader import Documents
-from lt_preprocess.datasets.masked_documents import MaskedReader, MaskedWriter, array_dtype, token_ids
+from lt_preprocess.datasets.masked_documents import MaskedReader, MaskedWriter, token_ids
 from lt_preprocess.datasets.provenance import Derivation, OneSourcePlan
 from lt_shared.console import BadConfig, BadData, Progress, counted, note
 from lt_shared.contracts import manifest
@@ -74,9 +74,8 @@ def build(plan: Plan) -> Dataset:
     their end; nothing is visible then.
     """
     counts = Counts()
-    size_bytes = plan.shape.tokens * array_dtype(plan.shape, plan.source).itemsize
     with MaskedWriter(plan.result, plan.shape.dtype) as writer:
-        with MaskedReader(plan.source) as reader, Progress("packing", size_bytes, "B") as progress:
+        with MaskedReader(plan.source) as reader, Progress("packing", reader.size_bytes, "B") as progress:
             for documents in reader.whole(WINDOW_TOKENS):
                 _check_ends(documents, plan.source)
                 tokens, lengths = _packed(documents, plan.seq_length + 1, counts)

@@ -22,7 +22,7 @@ import numpy.typing as npt
 
 from lt_preprocess.datasets import provenance, source_datasets
 from lt_preprocess.datasets.block_reader import Documents
-from lt_preprocess.datasets.masked_documents import MaskedReader, MaskedWriter, array_dtype
+from lt_preprocess.datasets.masked_documents import MaskedReader, MaskedWriter
 from lt_preprocess.datasets.provenance import Derivation, OneSourcePlan
 from lt_shared.console import CannotCreate, Progress
 from lt_shared.contracts import manifest
@@ -65,16 +65,15 @@ def build(plan: Plan) -> Dataset:
 
     Raises CannotCreate and IoFailure when the output cannot be written, BadData for a damaged source; nothing is visible then.
     """
-    dtype = array_dtype(plan.shape, plan.source)
     with MaskedWriter(plan.result, plan.shape.dtype) as writer:
         with (
             buckets_directory(plan.result.prefix) as directory,
             MaskedReader(plan.source) as reader,
-            Progress("shuffling", 2 * plan.shape.tokens * dtype.itemsize, "B") as progress,
+            Progress("shuffling", 2 * reader.size_bytes, "B") as progress,
         ):
             with_keys = _with_keys(reader, plan.seed)
-            size_bytes = plan.shape.tokens * dtype.itemsize + 16 * plan.shape.documents + 4 * plan.shape.sequences
-            for some in sorted_by_key(with_keys, dtype, size_bytes, directory, progress.advance):
+            size_bytes = reader.size_bytes + 16 * plan.shape.documents + 4 * plan.shape.sequences
+            for some in sorted_by_key(with_keys, reader.dtype, size_bytes, directory, progress.advance):
                 writer.append(some.tokens, some.sequence_lengths, some.sequences_per_document)
                 progress.advance(some.tokens.nbytes)
         source = origins.of_dataset(plan.source.prefix)

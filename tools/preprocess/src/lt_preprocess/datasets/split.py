@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from lt_preprocess.datasets import provenance, source_datasets
 from lt_preprocess.datasets.block_reader import Shape
-from lt_preprocess.datasets.masked_documents import MaskedReader, MaskedWriter, array_dtype, token_ids
+from lt_preprocess.datasets.masked_documents import MaskedReader, MaskedWriter, token_ids
 from lt_preprocess.datasets.provenance import Derivation
 from lt_shared.console import BadData, Progress, UsageError
 from lt_shared.contracts import manifest
@@ -130,8 +130,7 @@ def build(plan: Plan) -> list[Dataset]:
         reader = stack.enter_context(MaskedReader(plan.source))
         writers = [stack.enter_context(MaskedWriter(part, plan.shape.dtype)) for part in plan.results]
         ranges_by_part = [TakenRanges() for _ in writers]
-        size_bytes = plan.shape.tokens * array_dtype(plan.shape, plan.source).itemsize
-        with Progress("splitting", size_bytes, "B") as progress:
+        with Progress("splitting", reader.size_bytes, "B") as progress:
             for documents in reader.whole(TOKENS_AT_ONCE):
                 bounds = documents.bounds.tolist()
                 tokens = token_ids(documents.tokens)

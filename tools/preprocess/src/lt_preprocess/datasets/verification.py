@@ -16,8 +16,9 @@ import numpy as np
 import numpy.typing as npt
 
 from lt_preprocess.datasets import provenance
-from lt_preprocess.datasets.block_reader import BlockReader, Column, read_column, read_header
-from lt_preprocess.datasets.index_verification import DefectCount, Finding, Verification, check_index, column_blocks
+from lt_preprocess.datasets.block_reader import BlockReader, Column, read_column
+from lt_preprocess.datasets.index_verification import DefectCount, Finding, Verification, check_index
+from lt_preprocess.datasets.masked_documents import check_mask
 from lt_shared.console import BadData, NoInput, Progress
 from lt_shared.contracts import manifest
 from lt_shared.contracts.manifest import Dataset
@@ -216,15 +217,10 @@ def _check_mask(prefix: str, result: Verification) -> None:
         return
     result.findings.extend(verification.findings)
     if not verification.findings and not result.findings:
-        with storage.open_read(idx_path(prefix)) as tokens, storage.open_read(idx_path(mask)) as file:
-            tokens_header, header = read_header(tokens), read_header(file)
-            assert tokens_header is not None and header is not None
-            is_alike = tokens_header.sequences == header.sequences and all(
-                np.array_equal(lengths, read_column(file, header.lengths, first, first + len(lengths)))
-                for first, lengths in column_blocks(tokens, tokens_header.lengths)
-            )
-        if not is_alike:
-            result.find(bin_path(mask), f"is not the loss mask of {prefix}: its documents have other lengths")
+        try:
+            check_mask(prefix)
+        except BadData as error:
+            result.find(bin_path(mask), str(error).removeprefix(f"{bin_path(mask)}: "))
 
 
 def _tokens(
