@@ -50,7 +50,8 @@ class Configuration:
     """`added_tokens` are objects as in a tokenizer.json, in the order of adding; one whose `id` is None gets the next.
 
     `class_name` is without a final "Fast", and an alias stands for its class. None stands for what no file says. `has_decoder` is
-    whether an `added_tokens_decoder` states the flags of the tokens, which then replace those in a tokenizer.json.
+    whether an `added_tokens_decoder` states the flags of the tokens, which then replace those in a tokenizer.json. `named_tokens`
+    are the tokens of NAMED_TOKENS, with their names.
     """
 
     class_name: str | None = None
@@ -59,6 +60,7 @@ class Configuration:
     legacy: bool | None = None
     added_tokens: tuple[dict[str, Any], ...] = ()
     has_decoder: bool = False
+    named_tokens: tuple[tuple[str, str], ...] = dataclasses.field(default=(), compare=False)
 
     def missing_from(self, content: bytes, quoted: bool) -> list[dict[str, Any]]:
         """The added tokens whose text a tokenizer's main file does not hold; in JSON texts are `quoted`."""
@@ -218,17 +220,8 @@ def read(companions: Iterable[Path], is_sentencepiece: bool = False, model: Mapp
         legacy if isinstance(legacy, bool) else None,
         tuple(dict.fromkeys(FLAGS, False) | token for token in listed),
         decoder is not None,
+        tuple((name, content) for name in NAMED_TOKENS if (content := _content(named.get(name))) is not None),
     )
-
-
-def named_tokens(companions: Iterable[Path], class_name: str | None) -> dict[str, str]:
-    """Return the tokens that have a name such as `bos_token`, by name. Raises BadData as `read`."""
-    files = {path.name: path for path in companions}
-    config = _object(files.get("tokenizer_config.json"))
-    mapped = {} if "added_tokens_decoder" in config else _object(files.get("special_tokens_map.json"))
-    named = _DEFAULT_TOKENS.get(class_name, {}) | config | mapped
-    contents = {name: _content(named.get(name)) for name in NAMED_TOKENS}
-    return {name: content for name, content in contents.items() if content is not None}
 
 
 def special_token(content: str) -> dict[str, Any]:

@@ -28,7 +28,6 @@ from lt_preprocess.conversations.records import Conversation, Message
 from lt_preprocess.readers.json_line import Unusable
 from lt_preprocess.tokenizers.files import json_files
 from lt_shared.console import BadData, NoInput
-from lt_shared.tokenizers import configuration
 from lt_shared.tokenizers.tokenizer_files import TokenizerFiles
 
 MOST_LOOPED = 1 << 20
@@ -197,7 +196,7 @@ def load(files: TokenizerFiles, template: str | None = None) -> ChatTemplate:
         )
     if DEFAULT not in texts:
         raise BadData(f"{source}: no template is called {DEFAULT!r}, there are {', '.join(sorted(texts))}")
-    return ChatTemplate(source, texts, _named_tokens(files))
+    return ChatTemplate(source, texts, dict(files.configuration().named_tokens))
 
 
 def _one(path: Path) -> dict[str, str]:
@@ -233,8 +232,3 @@ def _listed(source: str, template: Any) -> dict[str, str]:
     if not texts or not all(isinstance(word, str) for pair in texts.items() for word in pair):
         raise BadData(f"{source}: its chat_template is malformed")
     return texts
-
-
-def _named_tokens(files: TokenizerFiles) -> dict[str, str]:
-    """The tokens that a template calls `bos_token`, `eos_token` and so on."""
-    return configuration.named_tokens(files.companions, files.configuration().class_name)
