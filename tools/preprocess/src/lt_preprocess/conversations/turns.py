@@ -10,6 +10,7 @@ nothing is guessed.
 A turn ends with its last special token (`<|im_end|>`), which the model has to learn. The line break behind it is the template's.
 """
 
+import functools
 import itertools
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
@@ -111,7 +112,7 @@ class _Turn:
         messages = self._conversation.messages
         if self._number == len(messages) - 1:
             return len(self._text)
-        through_turn = self._rendered(messages[: self._number + 1])
+        through_turn = self._through_turn
         while through_turn and not self._text.startswith(through_turn):
             # Some templates end the whole text with a token.
             token = next((token for token in self._special_tokens if through_turn.endswith(token)), None)
@@ -128,13 +129,18 @@ class _Turn:
 
         None if the next message comes before it: gpt-oss ends the last turn with another token.
         """
-        through_turn = self._rendered(self._conversation.messages[: self._number + 1]) or ""
+        through_turn = self._through_turn or ""
         token = next((token for token in self._special_tokens if through_turn.rstrip().endswith(token)), None)
         content = self._conversation.messages[self._number + 1].get("content")
         if token is None or not isinstance(content, str) or not content:
             return None
         position, next_message = self._text.find(token, begin), self._text.find(content, begin)
         return position + len(token) if 0 <= position < next_message else None
+
+    @functools.cached_property
+    def _through_turn(self) -> str | None:
+        """The rendering of the messages up to this turn."""
+        return self._rendered(self._conversation.messages[: self._number + 1])
 
     def _rendered(self, messages: list[Message], add_generation_prompt: bool = False) -> str | None:
         """Render some of the messages; None if the template refuses them: it may want a question last, or an answer to a call."""
