@@ -113,7 +113,7 @@ def test_the_index_is_copied_once_and_the_tokens_are_read(store: Any, tmp_path: 
     with pytest.raises(NoInput, match="no such file") as refused:
         indexed_dataset.Reader(local)
     assert "on a store" in str(refused.value.hint)
-    sequences = remote_datasets.open_sequences(fetched.data, local)
+    sequences = remote_datasets.open_sequences(fetched.data, fetched.data.datasets[0])
     asked = len(requests)
     for _ in range(2):
         np.testing.assert_array_equal(sequences.read(np.array([150, 2]), 4, 7), [*range(67, 72), *range(18, 25)])
@@ -125,7 +125,7 @@ def test_the_index_is_copied_once_and_the_tokens_are_read(store: Any, tmp_path: 
     upload(store, tmp_path / "second", [7] * 200)
     anew = fetch(remote)
     assert anew.data.datasets[0].prefix != local
-    assert set(remote_datasets.open_sequences(anew.data, anew.data.datasets[0].prefix).lengths) == {7}
+    assert set(remote_datasets.open_sequences(anew.data, anew.data.datasets[0]).lengths) == {7}
     with pytest.raises(BadData, match="memory://bucket/web: is another dataset"):
         dataset_versions.check_unchanged("iter_1", trained_on, dataset_versions.versions(remote.data.datasets))
 
@@ -173,7 +173,7 @@ def test_the_smallest_datasets_are_kept_whole(store: Any, tmp_path: Path) -> Non
 def test_an_object_that_is_replaced_is_noticed(store: Any, tmp_path: Path) -> None:
     upload(store, tmp_path / "data", [9] * 200)
     config = fetch(plan(tmp_path / "cache"))
-    sequences = remote_datasets.open_sequences(config.data, config.data.datasets[0].prefix)
+    sequences = remote_datasets.open_sequences(config.data, config.data.datasets[0])
     first = sequences.read(np.array([0]), 0, 9)
     upload(store, tmp_path / "other", [9] * 200)
     np.testing.assert_array_equal(sequences.read(np.array([0]), 0, 9), first)
@@ -201,7 +201,7 @@ def test_what_goes_wrong_leaves_no_copy(store: Any, tmp_path: Path, monkeypatch:
 def test_fewer_bytes_than_asked_for_are_no_block(store: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     upload(store, tmp_path / "data", [9] * 200)
     config = fetch(plan(tmp_path / "cache"))
-    sequences = remote_datasets.open_sequences(config.data, config.data.datasets[0].prefix)
+    sequences = remote_datasets.open_sequences(config.data, config.data.datasets[0])
     with monkeypatch.context() as patch, pytest.raises(IoFailure, match="255 bytes from byte 0 on, 256 were expected"):
         patch.setattr(object_versions, "read_range", lambda path, begin, end, version: bytes(end - begin - 1))
         sequences.read(np.array([0]), 0, 9)

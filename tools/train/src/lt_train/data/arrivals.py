@@ -155,7 +155,7 @@ class Stream:
         local_shard = remote_datasets.local_copy(shard, Path(str(data.object_cache_path)))
         if self._expected is not None:
             self._check(local_shard, number)
-        sequences = remote_datasets.open_sequences(data, local_shard.prefix, is_shard=True)
+        sequences = remote_datasets.open_sequences(data, local_shard, is_shard=True)
         count = len(sequences.lengths)
         share = split_ranges(data.split, count)[0] if number == 0 and data.split is not None else range(count)
         self._shards.append(shard)

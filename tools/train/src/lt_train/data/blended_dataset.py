@@ -188,7 +188,7 @@ def _parts(order: SampleOrder, lengths: Sequence[int], streams: Mapping[int, Str
     ]
     opened: dict[str, Sequences] = {}
     for dataset in data.all_datasets:
-        opened.setdefault(dataset.prefix, remote_datasets.open_sequences(data, dataset.prefix))
+        opened.setdefault(dataset.prefix, remote_datasets.open_sequences(data, dataset))
     parts: list[Part | None] = []
     for number, datasets, samples in requested_parts:
         set_sources = [

@@ -81,6 +81,7 @@ class Loader:
         positions = torch.arange(shape[1], device=target_device).expand(shape)
         counted = torch.ones(shape, device=target_device)
         by_source = len(data.datasets) > 1 and tells_sources
+        is_masked = data.has_loss_mask
         described, to_read = itertools.tee(planned)
         threads = data.num_workers
         if threads and any(RemoteBin.of(dataset.prefix) for dataset in data.all_datasets):
@@ -89,7 +90,7 @@ class Loader:
         for micro_batch, text in zip(described, texts, strict=True):
             on_device = text.to(target_device, non_blocking=True)
             uncounted = padding = None
-            if data.has_loss_mask:
+            if is_masked:
                 uncounted = on_device >= UNCOUNTED
                 on_device = torch.where(uncounted, on_device - UNCOUNTED, on_device)
             if data.is_packed:
@@ -107,8 +108,8 @@ class Loader:
                 assert eod is not None
                 ends = tokens.eq(eod)
                 if data.reset_attention_mask:
-                    ends_on_host = (text[:, :-1] & (UNCOUNTED - 1)).eq(eod)
-                    batch["documents"] = document_borders(ends_on_host).to(target_device, non_blocking=True)
+                    tokens_on_host = text[:, :-1] & (UNCOUNTED - 1) if is_masked else text[:, :-1]
+                    batch["documents"] = document_borders(tokens_on_host.eq(eod)).to(target_device, non_blocking=True)
                 if data.reset_position_ids:
                     batch["position_ids"] = positions_in_documents(ends)
                 if data.eod_mask_loss:

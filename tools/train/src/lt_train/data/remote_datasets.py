@@ -94,12 +94,12 @@ def _copy(files: dict[str, dict[str, str | int]], directory: Path) -> None:
             raise TryAgain(f"{path}: it was written anew while it was copied", "wait until the dataset is finished")
 
 
-def open_sequences(data: Data, prefix: str, is_shard: bool = False) -> StoredSequences | MaskedSequences:
+def open_sequences(data: Data, dataset: Dataset, is_shard: bool = False) -> StoredSequences | MaskedSequences:
     """Open the sequences of a dataset of the run, or of a shard of a stream, at a local prefix."""
-    tokens = _open_tokens(data, prefix, is_shard)
-    if not indexed_dataset.has_mask(prefix) or not manifest.describe(prefix).loss_mask:
+    tokens = _open_tokens(data, dataset.prefix, is_shard)
+    if not dataset.loss_mask:
         return tokens
-    return MaskedSequences(tokens, StoredSequences(indexed_dataset.mask_prefix(prefix)))
+    return MaskedSequences(tokens, StoredSequences(indexed_dataset.mask_prefix(dataset.prefix)))
 
 
 def _open_tokens(data: Data, prefix: str, is_shard: bool) -> StoredSequences:

@@ -349,8 +349,9 @@ def _check_mask(dataset: Dataset, reader: "indexed_dataset.Reader") -> None:
     from lt_shared.data import indexed_dataset
 
     if dataset.loss_mask:
-        mask = indexed_dataset.open_mask(dataset.prefix, reader)
-        if not mask.tokens.any():
+        mask = indexed_dataset.open_mask(dataset.prefix, reader).tokens
+        # Usually the first block ends the search; a whole mask has a byte a token.
+        if not any(mask[start : start + CHECKED_TOKENS].any() for start in range(0, len(mask), CHECKED_TOKENS)):
             raise BadData(f"{dataset.prefix}: its loss mask counts no token", "lt-preprocess --train-on chooses what counts")
     elif indexed_dataset.has_mask(dataset.prefix) and not storage.exists(manifest.sidecar_path(dataset.prefix)):
         raise BadData(
