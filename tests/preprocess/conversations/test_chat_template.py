@@ -27,7 +27,7 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return chat_tokenizers.write(tmp_path_factory.mktemp("tokenizer") / "chat")
 
 
-def test_published_templates_render_as_in_transformers(tokenizer: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_published_templates_render_as_in_transformers(tokenizer: Path) -> None:
     stock = chat_tokenizers.stock(tokenizer)
     counts = {"equal": 0, "refused": 0}
     templates = chat_tokenizers.published_templates()

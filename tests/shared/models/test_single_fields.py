@@ -1,7 +1,8 @@
 """Every setting of transformers' configurations changes the architecture, or is refused, or is known to change no logits.
 
-For every type with a tiny preset, each setting was changed, and a random model of transformers 5.24 with it was compared with the
-model of the architecture that was read: 2026-12-01, about 4,000 changes. `WITHOUT_EFFECT` has the settings that changed nothing.
+For 56 types, each setting was changed, and a random model of transformers 5.24 with it was compared with the model of the
+architecture that was read: 2026-12-01, 2,976 changes with the same logits, 1,488 refused. Mistral 4 and Falcon-H1 were not among
+them. `WITHOUT_EFFECT` has the settings that changed nothing.
 """
 
 import copy
